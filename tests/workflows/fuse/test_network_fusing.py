@@ -105,6 +105,28 @@ def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, t
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), fresh((x - 0.5) / 0.25))
 
 
+@pytest.mark.slow
+def test_an_onnx_program_answers_as_the_weights_do(photos, tmp_path, capsys):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    program, weights = tmp_path / "g.onnx", tmp_path / "g.safetensors"
+    scaling = ("--mean", "0.5", "--std", "0.25")
+    for out in (program, weights):
+        assert command("fuse", *photos, "-o", out, *OF_EYES, *scaling, *SMALL) == 0
+    fresh = Eyes((3, 8, 8), 4).eval()
+    fresh.load_state_dict(read_model(weights)[0])
+    x = torch.rand(5, 3, 8, 8)
+    (found,) = onnxruntime.InferenceSession(program).run(None, {"samples": x.numpy()})
+    with torch.no_grad():
+        torch.testing.assert_close(torch.from_numpy(found), fresh((x - 0.5) / 0.25))
+    capsys.readouterr()
+    more = ("--posterior", "kronecker", "--counts", tmp_path / "n.json")
+    (tmp_path / "n.json").write_text("[[5, 0, 1, 2], [0, 5, 1, 2], [1, 1, 4, 2]]")
+    out = tmp_path / "h.onnx"
+    assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, *more) == 2
+    assert "has no ONNX form" in capsys.readouterr().err
+    assert not out.exists()
+
+
 class Scaled(nn.Module):
     """A network of raw inputs: they are scaled by tensors of its own first."""
 

@@ -13,9 +13,10 @@ from fedbayes.errors import ModelError
 from fedbayes.fusion.dense import refuse_idle
 from fedbayes.fusion.graph_matching import GraphMatching, match_graph
 from fedbayes.matching import MatchingSettings
+from fedbayes.models import PROGRAMS
 from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.fusing import plot_matching
-from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob, checked
+from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import SELECTING
 from fedbayes.workflows.fuse.network_fusing import counts_of, write_network
 
@@ -28,10 +29,10 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
     settings = checked(MatchingSettings, job.settings)
     refuse_idle(settings)
     silos = job.silos()
-    if silos.programs and job.out.suffix.lower() != PROGRAM:
+    if silos.programs and job.out.suffix.lower() not in PROGRAMS:
         raise ModelError(
             "weights of a program fit no network. Write a program, as in -o "
-            f"{job.out.with_suffix(PROGRAM)}"
+            f"{job.out.with_suffix(PROGRAMS[0])}"
         )
     counts, notes = counts_of(job.counts, job.models, silos, job.files)
     short = silos.short
@@ -63,12 +64,12 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
 
 def _check_form(out: Path, matching: GraphMatching, silos: ClientModels) -> None:
     """See that weights load into what the files' were read with."""
-    if out.suffix.lower() == PROGRAM or silos.dense or not matching.wider:
+    if out.suffix.lower() in PROGRAMS or silos.dense or not matching.wider:
         return
     raise ModelError(
         f"the fused network is wider than a model ({sizes(matching)}), so its weights fit no "
-        f"known network. Write a program, as in -o {out.with_suffix(PROGRAM)}, or set a smaller "
-        "--gamma"
+        f"known network. Write a program, as in -o {out.with_suffix(PROGRAMS[0])}, or set a "
+        "smaller --gamma"
     )
 
 

@@ -13,12 +13,13 @@ from fedbayes.core.files import writable
 from fedbayes.core.wording import listed
 from fedbayes.data.plot import PICTURES
 from fedbayes.errors import ConfigError, ModelError, RunError, did_you_mean
-from fedbayes.models import ModelSettings, dense_layers
+from fedbayes.models import PROGRAMS, ModelSettings, dense_layers
 from fedbayes.workflows.fuse.adapter_files import is_adapter
 from fedbayes.workflows.fuse.client_models import ClientModels, Seen, read_silos
 from fedbayes.workflows.fuse.methods import ADAPTERS, FUSIONS, NETWORK, FusionKind, hearers
 from fedbayes.workflows.fuse.posterior_files import alike
 from fedbayes.workflows.serve.evaluation_set import is_program
+from fedbayes.workflows.serve.export import FORMATS, require_format
 from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, each_once
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from fedbayes.fusion.distillation import DistillationProgress
 
-PROGRAM = ".pt2"
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
@@ -55,7 +55,7 @@ class FusionJob:
 
     models: Sequence[Path]
     out: Path
-    """Where the fused model goes: weights, or a `.pt2` program of raw samples."""
+    """Where the fused model goes: weights, or a program of raw samples (`.pt2`, `.onnx`)."""
     method: str | None = None
     """A name of `FUSIONS`; by default `function`, where what goes into the networks is known."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class FusionJob:
 
     def _dense(self) -> bool:
         """Whether all files are fully connected networks by shapes, cards and options."""
-        if self._given & set(NETWORK) or self.out.suffix.lower() == PROGRAM:
+        if self._given & set(NETWORK) or self.out.suffix.lower() in PROGRAMS:
             return False
         for path in self.models:
             if is_program(path):
@@ -262,7 +262,7 @@ class FusionJob:
     def _check_paths(self, kind: FusionKind) -> None:
         """See that what is to be written can be, each to a path of its own."""
         outputs = {
-            "the model": (self.out, (*WEIGHTS, PROGRAM) if kind.programs else WEIGHTS),
+            "the model": (self.out, FORMATS if kind.programs else WEIGHTS),
             "the report": (self.report, (".json", *((".html", ".htm") if kind.pages else ()))),
             "the picture": (self.picture, PICTURES),
             "the picture of inputs": (self.show_inputs, PICTURES),
@@ -273,6 +273,7 @@ class FusionJob:
                 f"{self.report}: only --method function writes a page. Give --shape to use it, or "
                 "a report that ends in .json"
             )
+        require_format(self.out)
         inputs = [*self.models, self.counts, *self.sums, self.test, self.like, self.select]
         inputs.append(self.temperature_data)
         if isinstance(base := self.settings.get("base"), str | Path):

@@ -37,10 +37,11 @@ from fedbayes.inputs.spectra import Spectra
 from fedbayes.inputs.text_sums import prior_by_sums
 from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
-from fedbayes.models import ModelSettings
+from fedbayes.models import PROGRAMS, ModelSettings
 from fedbayes.models.units import require_functions
 from fedbayes.storage.card import (
     PROGRAM_INPUTS,
+    Card,
     program_outputs,
 )
 from fedbayes.workflows.fuse.client_models import ClientModels
@@ -53,7 +54,7 @@ from fedbayes.workflows.fuse.frontier import (
 )
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.fusion_report import PAGES, FusionResult, told, write_report
-from fedbayes.workflows.fuse.job import PROGRAM, Fused, FusionJob
+from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.posterior_files import (
     FROM_FILES,
     is_posterior,
@@ -335,9 +336,11 @@ class NetworkFusion:
 
     def _check_form(self, silos: ClientModels) -> None:
         """See that what comes out can be written in the form that was asked for."""
-        if self.job.out.suffix.lower() == PROGRAM:
+        if self.job.out.suffix.lower() in PROGRAMS:
+            if self.job.out.suffix.lower() == ".onnx":
+                self._require_onnx(silos)
             return
-        program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAM)}"
+        program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAMS[0])}"
         if self.settings.posterior is not None:
             raise ModelError(f"a file of weights cannot store a posterior: {program}")
         if silos.programs and silos.settings is None:
@@ -347,11 +350,20 @@ class NetworkFusion:
                 f"weights of another width fit no known network: {program}, or leave the width at 1"
             )
 
+    def _require_onnx(self, silos: ClientModels) -> None:
+        """See that networks such as these have an ONNX form, before hours of training."""
+        if self.settings.posterior == "kronecker":
+            raise ModelError(
+                "a posterior of all layers has no ONNX form. Write a .pt2 program, or set "
+                "--posterior last-layer"
+            )
+        _program_of(self.job.out, silos.like, silos, silos.described({}))
+
     def _answering(self, fusion: FunctionFusion, silos: ClientModels) -> nn.Module | None:
         """The network with its posterior or temperature, where what is written has one."""
         if fusion.calibration is not None:
             return fusion.calibration.module
-        said = silos.told or self.job.out.suffix.lower() == PROGRAM
+        said = silos.told or self.job.out.suffix.lower() in PROGRAMS
         if fusion.temperature == 1 or not said:
             return None
         return TemperatureScaled(fusion.module, fusion.temperature).eval()
@@ -432,7 +444,7 @@ def write_network(
     answering: nn.Module | None = None,
     temperature: float = 1.0,
 ) -> str:
-    """Write a fused network: weights, or a `.pt2` program of raw samples.
+    """Write a fused network: weights, or a program of raw samples (`.pt2`, `.onnx`).
 
     Args:
         path: the file.
@@ -447,7 +459,7 @@ def write_network(
     """
     likelihood = silos.likelihood
     card = silos.described(method)
-    if path.suffix.lower() != PROGRAM:
+    if path.suffix.lower() not in PROGRAMS:
         weights = silos.written(dict(network.state_dict()))
         card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
@@ -456,11 +468,16 @@ def write_network(
         return f"outside of fedbayes, divide the logits of {path} by {temperature:.4g}"
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
-    raw = silos.preprocessing.example(16, torch.Generator().manual_seed(0))
-    content = program_file(answering or network, silos.preprocessing, likelihood, card, raw)
-    write_beside(path, content)
+    write_beside(path, _program_of(path, answering or network, silos, card))
     own = ", and standardizes them itself" if silos.told else ""
     return f"{path} takes {card.expects}{own}"
+
+
+def _program_of(path: Path, network: nn.Module, silos: ClientModels, card: Card) -> bytes:
+    """The content of a program of raw samples."""
+    seen = silos.preprocessing
+    raw = seen.example(16, torch.Generator().manual_seed(0))
+    return program_file(path, network, seen, silos.likelihood, card, raw)
 
 
 def _cost(fusion: FunctionFusion, example: Tensor) -> tuple[str, ...]:

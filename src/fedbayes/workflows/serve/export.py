@@ -102,8 +102,7 @@ def export(
     run = RunFolder(folder)
     writable(path, "the model", FORMATS, [run.model_file, *folder.glob("start.*")])
     suffix = path.suffix.lower()
-    if suffix == ".onnx":
-        require_extra("onnx", "writing .onnx", RunError, "onnx", "onnxscript")
+    require_format(path)
     source = _Source.open(run, client)
     network, likelihood = source.run.network, source.run.likelihood
     weights = network.whole(source.model)
@@ -257,6 +256,16 @@ class _Source:
         return write_cards(path, told)
 
 
+def require_format(path: Path) -> None:
+    """See that a model can be written in the format of a path.
+
+    Raises:
+        RunError: it is `.onnx`, and the packages for it are not installed.
+    """
+    if path.suffix.lower() == ".onnx":
+        require_extra("onnx", "writing .onnx", RunError, "onnx", "onnxscript")
+
+
 Found = TypeVar("Found")
 
 
@@ -356,15 +365,17 @@ def _difference(one: Tensor, two: Tensor, likelihood: Likelihood) -> float:
 
 
 def program_file(
+    path: Path,
     network: nn.Module,
     preprocessing: Preprocessing,
     likelihood: Likelihood,
     card: Card,
     raw: Tensor,
 ) -> bytes:
-    """The content of a `.pt2` file: a program that takes raw samples and needs no fedbayes.
+    """The content of a file: a program that takes raw samples and needs no fedbayes.
 
     Args:
+        path: the file, `.pt2` or `.onnx`.
         network: of samples as it sees them.
         preprocessing: how that is.
         likelihood: what its outputs mean.
@@ -372,11 +383,11 @@ def program_file(
         raw: samples to try it on.
 
     Raises:
-        RunError: the program would answer otherwise.
+        RunError: the program would answer otherwise, or the network has no such program.
     """
-    answering = _answering(network, likelihood)
-    program = nn.Sequential(preprocessing.module(None), answering).eval()
-    content, answer = _program(program, card, raw)
+    answering, onnx = _answering(network, likelihood), path.suffix.lower() == ".onnx"
+    program = nn.Sequential(preprocessing.module(None, checked=not onnx), answering).eval()
+    content, answer = (_onnx if onnx else _program)(program, card, raw)
     _difference(_detached(answering, preprocessing.apply(raw))[: len(answer)], answer, likelihood)
     return content
 
@@ -412,6 +423,8 @@ def _onnx(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
                 input_names=["samples"],
                 output_names=[answer],
             )
+    except (RuntimeError, TypeError, ValueError, AssertionError) as error:  # of its exporter
+        raise RunError("PyTorch finds no ONNX form of the network. Write a .pt2 program") from error
     finally:
         log.setLevel(level)
     assert program is not None
