@@ -473,3 +473,22 @@ def test_of_numbers_the_teacher_is_the_mixture_by_samples(tmp_path, capsys):
     code, _, err = cli(capsys, *asked, "--counts", counts)
     assert code == 2
     assert "one number, its samples" in err
+
+
+def test_log_risks_have_no_teacher(tmp_path, capsys):
+    """They are relative, so there is no mean of them; the other rows are there all the same."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((80, 2))
+    rows = np.column_stack([x, rng.exponential(np.exp(-x[:, 0])), rng.random(80) < 0.7])
+    np.savetxt(tmp_path / "t.csv", rows, delimiter=",", header="a,b,days,died", comments="")
+    data = {"path": str(tmp_path / "t.csv"), "label": ["days", "died"], "clients": 2}
+    task = {"likelihood": "cox"}
+    run = fedbayes.run(method="local", rounds=1, data=data, task=task, out=tmp_path / "run")
+    (tmp_path / "n.json").write_text("[[40], [20]]")
+    files = sorted(run.folder.clients.iterdir())
+    asked = ("--run", tmp_path / "run", "--counts", tmp_path / "n.json", "--json")
+    code, out, err = cli(capsys, "evaluate", *files, *asked)
+    assert code == 0, err
+    names = [score["name"] for score in json.loads(out)]
+    assert names[-1] == "ensemble, uniform"
+    assert "there is no row 'ensemble, as fuse learns it'" in " ".join(err.split())

@@ -344,7 +344,7 @@ def test_a_suffix_that_names_no_format_is_refused(place, tmp_path, capsys):
     for arguments, formats in (
         (("export", folder, "-o", tmp_path / "m.h5"), ".onnx"),
         (("export", folder, "-o", tmp_path / "model"), ".safetensors"),
-        (("fuse", model, model, "-o", tmp_path / "m.onnx"), ".safetensors"),
+        (("fuse", model, model, "-o", tmp_path / "m.h5"), ".safetensors"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--report", tmp_path / "r.txt"), ".html"),
         (("fuse", model, model, "-o", tmp_path / "m.pt", "--picture", tmp_path / "p.gif"), ".png"),
         (("calibrate", folder, "--plot", tmp_path / "p.txt"), ".png"),

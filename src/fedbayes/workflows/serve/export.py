@@ -395,10 +395,11 @@ def program_file(
 def _program(module: nn.Module, card: Card, raw: Tensor) -> tuple[bytes, Tensor]:
     """A program of `torch.export` for batches of any size, and its answer to raw samples."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of attributes that need no buffer
+        # Of attributes that need no buffer, and of constants that are parts of one tensor.
+        warnings.simplefilter("ignore", UserWarning)
         program = torch.export.export(module, (_example(raw),), dynamic_shapes=_any_number())
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer, extra_files={CARD_FILE: card.dump()})
+        buffer = io.BytesIO()
+        torch.export.save(program, buffer, extra_files={CARD_FILE: card.dump()})
     buffer.seek(0)
     return buffer.getvalue(), _detached(torch.export.load(buffer).module(), raw)
 

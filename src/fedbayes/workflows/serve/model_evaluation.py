@@ -407,10 +407,7 @@ def compare(
             name = UNIFORM if uniform else "ensemble, as fuse learns it"
             try:
                 candidates[name] = _taught(fused, inputs, alike, counts, mirrored=not uniform)
-            except (
-                ConfigError,
-                DataError,
-            ) as error:  # of synthetic inputs for clients of one class
+            except (ConfigError, DataError) as error:  # of synthetic inputs, or of log-risks
                 warn(f"there is no row '{name}': {error}")
     unnamed = [name for name, one in models.items() if one.unnamed]
     odd = all(map(str.isdecimal, target.names)) and not _numbered(target.names)
@@ -556,6 +553,7 @@ def _taught(
         return replace(found, note=teacher.told)
     said = {name: partial(_outputs, model) for name, model in zip(short, models, strict=True)}
     teacher, _ = teacher_of(said, counts, first.likelihood, warmth, inputs)
+    teacher(first.preprocessing.example(1, torch.Generator().manual_seed(0)))  # some have no mean
     draw: Sampler = lambda x: teacher(x)[None]  # noqa: E731
     whose = _whose(models, alike)
     return Candidate(draw, first.likelihood, size, first.preprocessing, whose, note=teacher.told)
