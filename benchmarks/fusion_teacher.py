@@ -50,6 +50,7 @@ from fedbayes.fusion.class_counts import (
     class_shares,
     frequencies,
     groups,
+    in_groups,
     of_groups,
     stationary,
 )
@@ -86,7 +87,8 @@ def added_up(f: Tensor, counts: Tensor) -> Tensor:
 def both(f: Tensor, soft: Tensor, counts: Tensor, restart: float = RESTART) -> Tensor:
     """The mean of the sum of logits and of the chain of these, [n, K]."""
     chain, total = stationary(soft, counts, restart).log(), added_up(f, counts)
-    return of_groups((chain + total) / 2, total, groups(counts))
+    masks = groups(counts)
+    return of_groups((chain + total) / 2, in_groups(total, masks), masks)
 
 
 def temperatures(f: Tensor, y: Tensor, counts: Tensor, rng: torch.Generator) -> tuple[Tensor, list]:

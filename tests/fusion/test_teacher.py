@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.linalg import inv, sqrtm
+from scipy.optimize import brentq
 from torch import nn
 
 from fedbayes.core.targets import Target
@@ -192,12 +193,47 @@ def test_within_its_group_of_classes_a_client_is_not_softened():
 
 
 def test_a_class_that_nobody_has_takes_no_part_in_groups():
-    log, total = torch.randn(5, 4), torch.randn(5, 4)
+    log, of_each = torch.randn(5, 4), torch.randn(5, 2)
     masks = groups(torch.tensor([[5, 5, 0, 0], [0, 0, 5, 0]]))
-    found = of_groups(log, total, masks).exp()
+    found = of_groups(log, of_each, masks).exp()
     torch.testing.assert_close(found[:, 3], log.softmax(1)[:, 3])
-    torch.testing.assert_close(found[:, 2], total.softmax(1)[:, 2])
-    assert of_groups(log, total, masks[:1]) is log
+    torch.testing.assert_close(found.sum(1), torch.ones(5))
+    second = [bool(own[2]) for own in masks].index(True)
+    wanted = of_each.softmax(1)[:, second] * (1 - found[:, 3])
+    torch.testing.assert_close(found[:, 2], wanted)
+    assert of_groups(log, of_each, masks[:1]) is log
+
+
+def test_groups_that_no_client_compares_are_as_clear_cut_as_their_clients_find_them():
+    """By the formula, one input and client at a time; offsets make groups as frequent on the
+    inputs that they are compared on as among the samples. The scale of a client does not count.
+    """
+    counts = [[30, 10, 0, 0, 0], [0, 40, 0, 0, 0], [0, 0, 20, 25, 15]]
+    warmth, x = [2.0, 0.5, 1.5], torch.randn(6, 3)
+    clients = networks(3, inputs=3, outputs=5)
+    teacher = Teacher(clients, counts=counts, temperatures=warmth).compared(SEEN)
+
+    def clear(x):
+        with torch.no_grad():
+            f = [c(x).double().numpy() / t for c, t in zip(clients, warmth, strict=True)]
+        first = np.log(np.exp(f[0][:, :2]).sum(1)) - f[0][:, :2].mean(1)
+        second = np.log(np.exp(f[2][:, 2:]).sum(1)) - f[2][:, 2:].mean(1)
+        return np.stack([first / 2, second], 1)  # half of the first group's samples know one class
+
+    seen = clear(torch.cat([SEEN.batch(-1 - n, 512) for n in range(4)]))
+    spread = seen.std(0, ddof=1) * [(2 + 0.5) / 2, 1.5]
+    share = np.array([80, 60]) / 140
+    middle = seen.mean(0)
+    odds = lambda b: softmax((seen - middle) / spread + [0, b])[:, 1].mean() - share[1]  # noqa: E731
+    wanted = softmax((clear(x) - middle) / spread + [0, brentq(odds, -60, 60)])
+    found = teacher(x).softmax(1).double()
+    masks = groups(torch.tensor(counts))
+    each = torch.stack([found[:, own].sum(1) for own in masks], 1)
+    order = [0, 1] if masks[0][0] else [1, 0]
+    np.testing.assert_allclose(each[:, order].numpy(), wanted, atol=1e-4)
+    plain = Teacher(clients, counts=counts, temperatures=warmth)(x)
+    inside = plain[:, 2:].log_softmax(1)
+    torch.testing.assert_close(teacher(x)[:, 2:].log_softmax(1), inside, atol=1e-4, rtol=0)
 
 
 def one_class(counts, outputs=3, **given):
@@ -289,7 +325,7 @@ def test_networks_that_always_say_the_same_leave_the_frequencies():
 
 
 def test_other_clients_are_the_same_on_any_inputs():
-    teacher = Teacher(networks(2, inputs=3), counts=[[5, 1, 0], [0, 0, 5]])
+    teacher = Teacher(networks(2, inputs=3), counts=[[5, 1, 0], [0, 2, 5]])
     x = torch.randn(4, 3)
     torch.testing.assert_close(teacher.compared(SEEN)(x), teacher(x), rtol=0, atol=0)
 
@@ -410,7 +446,7 @@ def test_it_says_what_it_is_made_of():
     assert "temperatures of 0.5 to 2; b have no temperature" in told
     assert "groups" not in told
     apart = Teacher(networks(), counts=[[9, 9, 0], [3, 1, 0], [0, 0, 9]], **named).told
-    assert apart.endswith("the sizes of logits compare them: 0, 1 | 2")
+    assert apart.endswith("group is where a model is more certain: 0, 1 | 2")
 
 
 @pytest.mark.parametrize("warmth", [[1.0, 2.0], [1.0, 0.0, 1.0], [1.0, float("nan"), 1.0]])

@@ -114,29 +114,36 @@ def groups(counts: Tensor) -> list[Tensor]:
     return [torch.from_numpy(label == own) for own in np.unique(label[of_all > 0])]
 
 
-def of_groups(log: Tensor, total: Tensor, each: Sequence[Tensor]) -> Tensor:
-    """Logits `log` [n, K] with the probabilities of groups of classes that logits `total` have.
+def of_groups(log: Tensor, of_each: Tensor, each: Sequence[Tensor]) -> Tensor:
+    """Logits `log` [n, K] with these probabilities of groups of classes.
 
     Args:
-        log: of which the ratios within each group stay.
-        total: [n, K].
+        log: of which the ratios within each group stay, and classes that are in no group.
+        of_each: log-probabilities of the groups, [n, G].
         each: masks of the groups, [K]; of a single one all stays as it is.
 
     Examples:
         >>> import torch
         >>> from fedbayes.fusion.class_counts import groups, of_groups
         >>> masks = groups(torch.tensor([[9, 9, 0], [0, 0, 9]]))
-        >>> even, sure = torch.tensor([[3.0, 1.0, 4.0]]), torch.tensor([[8.0, 2.0, 5.0]])
+        >>> even, sure = torch.tensor([[3.0, 1.0, 4.0]]), torch.tensor([[2.0, 1.0]])
         >>> of_groups(even.log(), sure.log(), masks).softmax(-1)
         tensor([[0.5000, 0.1667, 0.3333]])
     """
     if len(each) < 2:
         return log
-    found, base = log.log_softmax(-1), total.log_softmax(-1)
-    for own in each:
-        shift = torch.logsumexp(base[:, own], -1) - torch.logsumexp(found[:, own], -1)
+    found = log.log_softmax(-1)
+    inside = torch.stack(list(each)).any(0).to(log.device)
+    wanted = of_each.log_softmax(-1) + torch.logsumexp(found[:, inside], -1, keepdim=True)
+    for number, own in enumerate(each):
+        shift = wanted[:, number] - torch.logsumexp(found[:, own], -1)
         found = torch.where(own.to(log.device), found + shift[:, None], found)
     return found
+
+
+def in_groups(log: Tensor, each: Sequence[Tensor]) -> Tensor:
+    """Logits of groups of classes, [n, G], from those of classes [n, K]."""
+    return torch.stack([torch.logsumexp(log[:, own.to(log.device)], -1) for own in each], -1)
 
 
 def frequencies(counts: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
-"""Clients of one class each: how far networks prefer their class, made comparable on inputs.
+"""Classes that no client compares: what networks say of theirs, made comparable on inputs.
 
 A network that was trained on one class knows no other. How far it prefers its class depends most
 on what all networks have in common, such as how much ink there is, and on how long it was trained.
+A network of several classes finds inputs of these more clear-cut than others.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -34,6 +36,39 @@ def preferences(scores: Tensor, shares: Tensor) -> Tensor:
     return (shares.to(odds)[:, None] * odds).sum(0)
 
 
+def clarity(scores: Tensor, counts: Tensor, groups: Sequence[Tensor]) -> Tensor:
+    """How clear-cut clients find inputs among their classes of each group G, [n, G].
+
+    Σ_s w_s (log Σ_k exp f_sk − mean_k f_sk), over the classes k of G that client s has samples of,
+    with its share w_s of all samples of G.
+
+    Args:
+        scores: logits of the clients, [S, n, K].
+        counts: samples of each client and class, [S, K].
+        groups: masks of the groups, [K].
+    """
+    found = []
+    for group in groups:
+        mine = (counts * group.to(counts.device)).to(scores)
+        share, total = mine.sum(1) / mine.sum(), scores.new_zeros(scores.shape[1])
+        for weight, f, had in zip(share, scores, mine > 0, strict=True):
+            if weight > 0:
+                total += weight * (f[:, had].logsumexp(-1) - f[:, had].mean(-1))
+        found.append(total)
+    return torch.stack(found, -1)
+
+
+def scaling(clear: Tensor, warmth: Tensor) -> Tensor:
+    """The matrix diag(1 / (σ T)) of `Evidence` for groups of classes, float64 [G, G].
+
+    Args:
+        clear: `clarity` on inputs, [n, G].
+        warmth: T of each group, the mean temperature of its clients, [G].
+    """
+    std = clear.double().std(0)
+    return torch.diag(1 / (std.where(std > _SMALLEST, torch.inf) * warmth.to(std)))
+
+
 def whitening(preferred: Tensor, held: Tensor) -> Tensor:
     """The matrix c (R + ρ I)^(−1/2) diag(1 / σ) of `Evidence`, float64 [K, K].
 
@@ -55,7 +90,7 @@ def whitening(preferred: Tensor, held: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Log-probabilities of classes by preferences o(x) for them.
+    """Log-probabilities of classes, or of groups of classes, by preferences o(x) for them.
 
     The preferences are standardized and whitened on inputs from the prior, and each class gets an
     offset b with which it is as frequent there as among all samples:
@@ -65,7 +100,7 @@ class Evidence:
     with means μ, standard deviations σ and correlations R of the preferences, c = `SPREAD` and
     ρ = `RIDGE`. This removes what networks have in common, and does not depend on the scale of any
     of them. Without ρ, no whitening stays closer to the standardized preferences (Kessy, Lewin and
-    Strimmer 2018).
+    Strimmer 2018). For groups of classes preferences are standardized only (`scaling`).
     """
 
     weights: Tensor

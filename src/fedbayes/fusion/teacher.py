@@ -17,13 +17,14 @@ from fedbayes.fusion.class_counts import (
     class_shares,
     frequencies,
     groups,
+    in_groups,
     of_groups,
     sharpness,
     stationary,
 )
 from fedbayes.fusion.draws import CHUNK, Batches
 from fedbayes.fusion.frozen import Function, frozen
-from fedbayes.fusion.one_class import Evidence, preferences, whitening
+from fedbayes.fusion.one_class import Evidence, clarity, preferences, scaling, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature
@@ -74,8 +75,9 @@ class Teacher:
     with outputs f of client s, its frequencies p_s(k) of classes, and T = 1 + `SOFTNESS` times
     the deviation of f over the classes: the geometric mean over clients by their mean share.
     Where no client connects two groups of classes (`groups`), q says nothing of which group it is,
-    and its mean with the sum would halve what the sum says of that. So each group has the
-    probability that the sum gives it (`of_groups`).
+    and the sum compares logits of clients on scales of their own. So after `compared` each group
+    has a probability by how clear-cut its clients find the input (`clarity`), on one scale
+    (`Evidence`); before it, that of the sum.
 
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
@@ -149,22 +151,49 @@ class Teacher:
     def compared(self, draws: Batches) -> "Teacher":
         """The same, with preferences on the scale that they have on these inputs (`Evidence`).
 
-        Only if no client has two classes. All others are the same on any inputs.
+        Only if no client has two classes, or none connects two groups of them. All others are the
+        same on any inputs.
         """
-        if self.counts is None or not self._apart:
+        if self.counts is None or not (self._apart or len(self._groups) > 1):
             return self
-        assert self.shares is not None
         found, seen = copy.copy(self), []
         for number in range(COMPARED):
             x = draws.batch(-1 - number, CHUNK)
-            outputs = torch.stack([client(x) for client in self.clients]).float()
-            kind = self.likelihood(outputs.shape[-1])
-            assert isinstance(kind, Classes)
-            seen.append(preferences(kind.normalized(outputs), self.shares))
-        preferred = torch.cat(seen)
-        weights = whitening(preferred, self.counts.sum(0) > 0)
-        found._evidence = Evidence.of(preferred, weights, frequencies(self.counts))
+            seen.append(self._preferred(torch.stack([client(x) for client in self.clients])))
+        preferred, weights = torch.cat(seen), frequencies(self.counts)
+        if self._apart:
+            scale = whitening(preferred, self.counts.sum(0) > 0)
+        else:
+            had = torch.stack([(self.counts * own.to(self.counts)).sum(1) for own in self._groups])
+            warm = torch.tensor([1 if t is None else t for t in self.temperatures]).to(had)
+            scale = scaling(preferred, had @ warm / had.sum(1))
+            weights = had.sum(1) / had.sum()
+        found._evidence = Evidence.of(preferred, scale, weights)
         return found
+
+    def _preferred(self, outputs: Tensor) -> Tensor:
+        """What clients say of classes or groups that none compares, [n, K] or [n, G], from their
+        outputs [S, n, K].
+        """
+        assert self.counts is not None
+        assert self.shares is not None
+        kind = self.likelihood(outputs.shape[-1])
+        assert isinstance(kind, Classes)
+        if self._apart:
+            return preferences(kind.normalized(outputs.float()), self.shares)
+        scores = kind.normalized(self._tempered(outputs.float(), kind))
+        return clarity(scores, self.counts.to(scores.device), self._groups)
+
+    def _tempered(self, outputs: Tensor, kind: Likelihood) -> Tensor:
+        """The clients' outputs [S, n, K] at their temperatures."""
+        if not any(self.temperatures):
+            return outputs
+        return torch.stack(
+            [
+                f if t is None else at_temperature(kind, f[None], t)[0]
+                for f, t in zip(outputs, self.temperatures, strict=True)
+            ]
+        )
 
     @torch.no_grad()
     def mirrored(self, draws: Batches) -> "Teacher":
@@ -254,8 +283,8 @@ class Teacher:
         names = self.likelihood(len(self._groups[0])).target.names
         each = [listed((names[int(k)] for k in own.nonzero()), 3) for own in self._groups]
         return (
-            ". No model has enough samples of two of these groups of classes, so only the sizes of "
-            f"logits compare them: {listed(each, 3, ' | ')}"
+            ". No model has enough samples of two of these groups of classes, so the more likely "
+            f"group is where a model is more certain: {listed(each, 3, ' | ')}"
         )
 
     @property
@@ -338,15 +367,8 @@ class Teacher:
                     "no client has two classes, so their predictions are compared on synthetic "
                     "inputs. Use Teacher.compared(inputs)"
                 )
-            preferred = preferences(kind.normalized(draws), self.shares)
-            return kind.outputs_of(self._evidence.log_probabilities(preferred))
-        if any(self.temperatures):
-            draws = torch.stack(
-                [
-                    f if t is None else at_temperature(kind, f[None], t)[0]
-                    for f, t in zip(draws, self.temperatures, strict=True)
-                ]
-            )
+            return kind.outputs_of(self._evidence.log_probabilities(self._preferred(draws)))
+        raw, draws = draws, self._tempered(draws, kind)
         if self.shares is None or self.shares.ndim == 1:
             weights = self.shares
             if weights is None:
@@ -385,7 +407,13 @@ class Teacher:
             told = kind.normalized(draws) - own[:, None]
             a, b = sharpness(told, shares, (chain + total) / 2, self.temperatures)
             chain, total = a * b * chain, a * total
-        return kind.outputs_of(of_groups((chain + total) / 2, total, self._groups))
+        found = (chain + total) / 2
+        if len(self._groups) > 1:
+            of_each = in_groups(total, self._groups)
+            if self._evidence is not None:
+                of_each = self._evidence.log_probabilities(self._preferred(raw))
+            found = of_groups(found, of_each, self._groups)
+        return kind.outputs_of(found)
 
     def _untold(self, counts: Tensor) -> Tensor:
         """Frequency of the classes that a client's temperature says nothing of, [S].
