@@ -158,6 +158,13 @@ def halves():
     }
 
 
+def apart(name, epochs):
+    """The same protocol with LeNets, of which many can be trained."""
+    data = {"name": name, "clients": 2, "partition": "fusion_partitions:halves", "validation": 0.1}
+    training = {**LENET, "epochs": epochs}
+    return Case({"data": data, "model": {"name": "lenet5"}, "training": training})
+
+
 def vgg(clients, epochs, published):
     """Neuron interpolation's protocol: VGG-11 on CIFAR-10, uneven shares of all classes.
 
@@ -263,6 +270,8 @@ CASES = {
         published={"Git Re-Basin": 0.462, "permute": 0.584, "ZipIt, all layers": 0.791}
         | {"ZipIt, 13 of 20 layers": 0.838, "ensemble": 0.874},
     ),
+    "cifar10-halves": apart("cifar10", 10),
+    "mnist-halves": apart("mnist", 3),
     "vgg-2": vgg(2, 4, 0.845),
     "vgg-4": vgg(4, 6, 0.789),
     "vgg-8": vgg(8, 8, 0.696),

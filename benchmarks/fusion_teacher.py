@@ -16,6 +16,8 @@ its own; the others judge. Rules are those of `fedbayes.fusion.teacher.Teacher`:
   temperature, the chain at T = 1;
 - `both, T_s, lacking`: likewise with T = 1 and 0.4 deviations times the frequency of the classes
   that a client lacks in the chain, the teacher with temperatures;
+- `groups compared`: where no client connects groups of classes, likewise with probabilities of
+  groups by how clear-cut their clients find an input, the teacher of these;
 - `mirrored`: the same, the mean of each photograph and its mirror image: the teacher of these;
 - `both, ε = .01`: likewise with a larger ε.
 
@@ -59,6 +61,7 @@ from fedbayes.fusion.draws import CHUNK
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
 from fedbayes.fusion.teacher import COMPARED, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher, mirror
+from fedbayes.inputs import Inputs
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.temperature import temperature_sums
 from fedbayes.workflows.fuse.network_fusing import drawn
@@ -112,9 +115,13 @@ def temperatures(f: Tensor, y: Tensor, counts: Tensor, rng: torch.Generator) -> 
 
 
 def measured(
-    networks: Sequence[nn.Module], counts: Tensor, test: Samples, seed: int
+    networks: Sequence[nn.Module],
+    counts: Tensor,
+    test: Samples,
+    seed: int,
+    inputs: Inputs | None = None,
 ) -> dict[str, tuple[float, float, float]]:
-    """Accuracy, NLL and ECE by rule."""
+    """Accuracy, NLL and ECE by rule; groups of classes are compared on the inputs, if any."""
     functions = [frozen(network) for network in networks]
 
     @torch.no_grad()
@@ -139,6 +146,9 @@ def measured(
         "both, T_s, lacking": teacher.of(list(f)),
         "both, ε = .01": both(f, soft, counts, 0.01),
     }
+    if inputs is not None and len(groups(counts)) > 1:
+        teacher = teacher.compared(inputs)
+        rules["groups compared"] = teacher.of(list(f))
     if test.x.ndim == 4 and test.x.shape[1] > 1:
         reversed_f = outputs(mirror(test.x[judge])).float()
         rules["mirrored"] = teacher.joined([teacher.of(list(f)), teacher.of(list(reversed_f))])
@@ -189,8 +199,9 @@ def federations(
         if ((clients.counts > 0).sum(1) < 2).all():
             yield measured_apart(clients)
             return
-        networks = list(clients.networks.values())
-        yield measured(networks, torch.as_tensor(clients.counts), clients.test, seed)
+        networks, counts = list(clients.networks.values()), torch.as_tensor(clients.counts)
+        inputs = drawn(clients.silos, clients.prior, (), seed)[1]
+        yield measured(networks, counts, clients.test, seed, inputs)
         return
     federation, rng = FusionCase(name, ALPHA, seed), torch.Generator().manual_seed(seed)
     weights = federation.start
