@@ -192,6 +192,12 @@ def test_within_its_group_of_classes_a_client_is_not_softened():
     torch.testing.assert_close(lacks, torch.tensor([0, 0, 1 / 3]).double(), atol=1e-3, rtol=0)
 
 
+def test_groups_of_other_classes_than_the_networks_have_are_refused():
+    teacher = Teacher(networks(2, inputs=3), counts=[[5, 5, 0, 0], [0, 0, 5, 5]])
+    with pytest.raises(ModelError, match="shares have 4 classes, but the networks have 3"):
+        teacher.compared(SEEN)
+
+
 def test_a_class_that_nobody_has_takes_no_part_in_groups():
     log, of_each = torch.randn(5, 4), torch.randn(5, 2)
     masks = groups(torch.tensor([[5, 5, 0, 0], [0, 0, 5, 0]]))

@@ -159,7 +159,7 @@ class Teacher:
         found, seen = copy.copy(self), []
         for number in range(COMPARED):
             x = draws.batch(-1 - number, CHUNK)
-            seen.append(self._preferred(torch.stack([client(x) for client in self.clients])))
+            seen.append(self._preferred(self._stacked([client(x) for client in self.clients])))
         preferred, weights = torch.cat(seen), frequencies(self.counts)
         if self._apart:
             scale = whitening(preferred, self.counts.sum(0) > 0)
@@ -180,8 +180,8 @@ class Teacher:
         kind = self.likelihood(outputs.shape[-1])
         assert isinstance(kind, Classes)
         if self._apart:
-            return preferences(kind.normalized(outputs.float()), self.shares)
-        scores = kind.normalized(self._tempered(outputs.float(), kind))
+            return preferences(kind.normalized(outputs), self.shares)
+        scores = kind.normalized(self._tempered(outputs, kind))
         return clarity(scores, self.counts.to(scores.device), self._groups)
 
     def _tempered(self, outputs: Tensor, kind: Likelihood) -> Tensor:
@@ -339,25 +339,7 @@ class Teacher:
             ModelError: clients differ in the number of outputs, one is not finite, the shares
                 are of another number of classes, or one output is to be all classes.
         """
-        if outputs[0].shape[-1] == 1 and isinstance(self.likelihood(1), Categorical):
-            # Any prediction of a single class is right, and a fused network would be noise.
-            raise ModelError(
-                "the networks have one output, which is a number or the logit of a class. Fuse "
-                "files of fedbayes with cards, or fuse by weights (average, permute)"
-            )
-        for name, said in zip(self.names, outputs, strict=True):
-            if said.shape != outputs[0].shape:
-                raise ModelError(
-                    f"{name} returns {tuple(said.shape)} and {self.names[0]} "
-                    f"{tuple(outputs[0].shape)}: all must have the same outputs"
-                )
-        draws = torch.stack(list(outputs)).float()
-        if not torch.isfinite(draws).all():
-            bad = [n for n, f in zip(self.names, draws, strict=True) if not torch.isfinite(f).all()]
-            raise ModelError(
-                f"outputs of {bad[0]} are not finite on synthetic inputs. Leave it out, or check "
-                "that inputs are scaled like its training data"
-            )
+        draws = self._stacked(outputs)
         kind = self.likelihood(draws.shape[-1])
         if self._apart:
             assert isinstance(kind, Classes)
@@ -383,11 +365,6 @@ class Teacher:
             return kind.outputs_of((a * b * log).log_softmax(-1))
         assert isinstance(kind, Classes)
         scores = kind.normalized(draws)
-        if self.shares.shape[1] != scores.shape[-1]:
-            raise ModelError(
-                f"shares have {self.shares.shape[1]} classes, but the networks have "
-                f"{scores.shape[-1]}"
-            )
         shares = self.shares.to(draws)
         if self.counts is None:
             scores = scores - scores.mean(-1, keepdim=True)
@@ -414,6 +391,36 @@ class Teacher:
                 of_each = self._evidence.log_probabilities(self._preferred(raw))
             found = of_groups(found, of_each, self._groups)
         return kind.outputs_of(found)
+
+    def _stacked(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The clients' outputs as one tensor [S, n, K]; errors as for `of`."""
+        if outputs[0].shape[-1] == 1 and isinstance(self.likelihood(1), Categorical):
+            # Any prediction of a single class is right, and a fused network would be noise.
+            raise ModelError(
+                "the networks have one output, which is a number or the logit of a class. Fuse "
+                "files of fedbayes with cards, or fuse by weights (average, permute)"
+            )
+        for name, said in zip(self.names, outputs, strict=True):
+            if said.shape != outputs[0].shape:
+                raise ModelError(
+                    f"{name} returns {tuple(said.shape)} and {self.names[0]} "
+                    f"{tuple(outputs[0].shape)}: all must have the same outputs"
+                )
+        draws = torch.stack(list(outputs)).float()
+        if not torch.isfinite(draws).all():
+            bad = [n for n, f in zip(self.names, draws, strict=True) if not torch.isfinite(f).all()]
+            raise ModelError(
+                f"outputs of {bad[0]} are not finite on synthetic inputs. Leave it out, or check "
+                "that inputs are scaled like its training data"
+            )
+        kind = self.likelihood(draws.shape[-1])
+        if self.shares is not None and self.shares.ndim > 1 and isinstance(kind, Classes):
+            known = kind.normalized(draws[:1, :1]).shape[-1]
+            if known != self.shares.shape[1]:
+                raise ModelError(
+                    f"shares have {self.shares.shape[1]} classes, but the networks have {known}"
+                )
+        return draws
 
     def _untold(self, counts: Tensor) -> Tensor:
         """Frequency of the classes that a client's temperature says nothing of, [S].
