@@ -83,16 +83,23 @@ def test_weights_load_into_the_factory_and_the_report_tells_all(photos, tmp_path
     assert picture.stat().st_size > 10_000
 
 
-@pytest.mark.slow
-def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, tmp_path):
-    """Its answers are those of the weights, at raw inputs, in a process that has no fedbayes."""
-    program, weights = tmp_path / "g.pt2", tmp_path / "g.safetensors"
-    scaling = ("--mean", "0.5", "--std", "0.25")
+def written_as(program, photos):
+    """A fused network as a program; raw inputs, and the answers of its weights to them."""
+    weights = program.with_suffix(".safetensors")
     for out in (program, weights):
+        scaling = ("--mean", "0.5", "--std", "0.25")
         assert command("fuse", *photos, "-o", out, *OF_EYES, *scaling, *SMALL) == 0
     fresh = Eyes((3, 8, 8), 4).eval()
     fresh.load_state_dict(read_model(weights)[0])
     x = torch.rand(5, 3, 8, 8)
+    with torch.no_grad():
+        return x, fresh((x - 0.5) / 0.25)
+
+
+@pytest.mark.slow
+def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, tmp_path):
+    """Its answers are those of the weights, at raw inputs, in a process that has no fedbayes."""
+    x, wanted = written_as(tmp_path / "g.pt2", photos)
     torch.save(x, tmp_path / "x.pt")
     code = (
         "import sys, torch\n"
@@ -101,23 +108,16 @@ def test_a_program_runs_without_the_package_and_standardizes_by_itself(photos, t
         "torch.save(program(torch.load('x.pt')), 'y.pt')\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-    with torch.no_grad():
-        torch.testing.assert_close(torch.load(tmp_path / "y.pt"), fresh((x - 0.5) / 0.25))
+    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), wanted)
 
 
 @pytest.mark.slow
 def test_an_onnx_program_answers_as_the_weights_do(photos, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
-    program, weights = tmp_path / "g.onnx", tmp_path / "g.safetensors"
-    scaling = ("--mean", "0.5", "--std", "0.25")
-    for out in (program, weights):
-        assert command("fuse", *photos, "-o", out, *OF_EYES, *scaling, *SMALL) == 0
-    fresh = Eyes((3, 8, 8), 4).eval()
-    fresh.load_state_dict(read_model(weights)[0])
-    x = torch.rand(5, 3, 8, 8)
-    (found,) = onnxruntime.InferenceSession(program).run(None, {"samples": x.numpy()})
-    with torch.no_grad():
-        torch.testing.assert_close(torch.from_numpy(found), fresh((x - 0.5) / 0.25))
+    x, wanted = written_as(tmp_path / "g.onnx", photos)
+    session = onnxruntime.InferenceSession(tmp_path / "g.onnx")
+    (found,) = session.run(None, {"samples": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), wanted)
     capsys.readouterr()
     more = ("--posterior", "kronecker", "--counts", tmp_path / "n.json")
     (tmp_path / "n.json").write_text("[[5, 0, 1, 2], [0, 5, 1, 2], [1, 1, 4, 2]]")
