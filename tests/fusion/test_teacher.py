@@ -211,8 +211,8 @@ def test_a_class_that_nobody_has_takes_no_part_in_groups():
 
 
 def test_groups_that_no_client_compares_are_as_clear_cut_as_their_clients_find_them():
-    """By the formula, one input and client at a time; offsets make groups as frequent on the
-    inputs that they are compared on as among the samples. The scale of a client does not count.
+    """The mean of that and of the sum, by formulas; offsets make groups as frequent on the inputs
+    that they are compared on as among the samples.
     """
     counts = [[30, 10, 0, 0, 0], [0, 40, 0, 0, 0], [0, 0, 20, 25, 15]]
     warmth, x = [2.0, 0.5, 1.5], torch.randn(6, 3)
@@ -234,10 +234,13 @@ def test_groups_that_no_client_compares_are_as_clear_cut_as_their_clients_find_t
     wanted = softmax((clear(x) - middle) / spread + [0, brentq(odds, -60, 60)])
     found = teacher(x).softmax(1).double()
     masks = groups(torch.tensor(counts))
-    each = torch.stack([found[:, own].sum(1) for own in masks], 1)
     order = [0, 1] if masks[0][0] else [1, 0]
-    np.testing.assert_allclose(each[:, order].numpy(), wanted, atol=1e-4)
     plain = Teacher(clients, counts=counts, temperatures=warmth)(x)
+    each, by_sum = (
+        torch.stack([p[:, masks[k]].sum(1) for k in order], 1).numpy()
+        for p in (found, plain.softmax(1).double())
+    )
+    np.testing.assert_allclose(each, softmax(np.log(wanted * by_sum) / 2), atol=1e-4)
     inside = plain[:, 2:].log_softmax(1)
     torch.testing.assert_close(teacher(x)[:, 2:].log_softmax(1), inside, atol=1e-4, rtol=0)
 

@@ -76,8 +76,8 @@ class Teacher:
     the deviation of f over the classes: the geometric mean over clients by their mean share.
     Where no client connects two groups of classes (`groups`), q says nothing of which group it is,
     and the sum compares logits of clients on scales of their own. So after `compared` each group
-    has a probability by how clear-cut its clients find the input (`clarity`), on one scale
-    (`Evidence`); before it, that of the sum.
+    has the geometric mean of two probabilities: that of the sum, and one by how clear-cut its
+    clients find the input (`clarity`), on one scale (`Evidence`). Before, it is that of the sum.
 
     If no client has two classes, predictions of exact clients are constant, and Bayes' rule has
     nothing to compare. Then the teacher is how far each network prefers its class to the others,
@@ -386,9 +386,9 @@ class Teacher:
             chain, total = a * b * chain, a * total
         found = (chain + total) / 2
         if len(self._groups) > 1:
-            of_each = in_groups(total, self._groups)
+            of_each = in_groups(total, self._groups).log_softmax(-1)
             if self._evidence is not None:
-                of_each = self._evidence.log_probabilities(self._preferred(raw))
+                of_each = (of_each + self._evidence.log_probabilities(self._preferred(raw))) / 2
             found = of_groups(found, of_each, self._groups)
         return kind.outputs_of(found)
 
