@@ -133,10 +133,10 @@ def fedlpa(labels, **data):
     )
 
 
-def residual(model):
-    """Residual networks from a shared start, on 10,000 images; a tenth is kept for temperatures."""
+def residual(model, **more):
+    """Residual networks from a shared start, on 10,000 images."""
     training = {"optimizer": "adam", "lr": 1e-3, "batch_size": 64, "epochs": 20}
-    config = images("cifar10", 5, 0.5, model, training, "common", kept=0.1)
+    config = images("cifar10", 5, 0.5, model, training, "common", **more)
     return Case(config | {"data": config["data"] | {"limit": 10000}}, baselines=("permute",))
 
 
@@ -278,9 +278,9 @@ CASES = {
     "fedlpa-1": fedlpa("one_label"),
     "fedlpa-2": fedlpa("two_labels", validation=0.1),
     "fedlpa-3": fedlpa("three_labels", validation=0.1),
-    "resnet20-small": residual("resnet20"),
+    "resnet20-small": residual("resnet20", precision="bf16"),
     "resnet18-small": residual(
-        {"name": "fusion_networks:resnet18", "arguments": {"width": 16, "blocks": 1}}
+        {"name": "fusion_networks:resnet18", "arguments": {"width": 16, "blocks": 1}}, kept=0.1
     ),
 }
 
