@@ -1,4 +1,4 @@
-"""Classes that no client compares: what networks say of theirs, made comparable on inputs.
+"""Classes that no client compares: outputs of their networks, made comparable on inputs.
 
 A network that was trained on one class knows no other. How far it prefers its class depends most
 on what all networks have in common, such as how much ink there is, and on how long it was trained.

@@ -246,7 +246,7 @@ def test_programs_of_rows_in_other_units_are_fused_as_weights_are(tmp_path):
             network, card = MLP(3, [6], 2).eval(), Card(seen, {}, {"name": "local"}, {}, 1)
             raw = seen.example(4, torch.Generator().manual_seed(0))
             if suffix == ".pt2":
-                path.write_bytes(program_file(network, seen, likelihood, card, raw))
+                path.write_bytes(program_file(path, network, seen, likelihood, card, raw))
             else:
                 write_model(path, network.state_dict(), card)
         outs[suffix] = tmp_path / f"fused{suffix}.pt2"

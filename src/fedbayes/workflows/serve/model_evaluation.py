@@ -386,7 +386,8 @@ def compare(
         each = f"{target.classes} numbers, one for each class, or " if target.classes else ""
         raise ModelError(
             f"the counts have shape {counts.shape}, but the target is {describe(target)}. Give a "
-            f"row for each of the {len(fused)} input models, with {each}one number, its samples"
+            f"row for each of the {len(fused)} input models, with {each}one number, its samples. "
+            "Leave them out for equal weights"
         )
     candidates = dict(models)
     if fused:
