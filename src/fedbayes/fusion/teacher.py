@@ -160,15 +160,15 @@ class Teacher:
         for number in range(COMPARED):
             x = draws.batch(-1 - number, CHUNK)
             seen.append(self._preferred(self._stacked([client(x) for client in self.clients])))
-        preferred, weights = torch.cat(seen), frequencies(self.counts)
+        preferred, theta = torch.cat(seen), frequencies(self.counts)
         if self._apart:
             scale = whitening(preferred, self.counts.sum(0) > 0)
         else:
             had = torch.stack([(self.counts * own.to(self.counts)).sum(1) for own in self._groups])
             warm = torch.tensor([1 if t is None else t for t in self.temperatures]).to(had)
             scale = scaling(preferred, had @ warm / had.sum(1))
-            weights = had.sum(1) / had.sum()
-        found._evidence = Evidence.of(preferred, scale, weights)
+            theta = had.sum(1) / had.sum()
+        found._evidence = Evidence.of(preferred, scale, theta)
         return found
 
     def _preferred(self, outputs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from fedbayes.core.brief import Brief
 from fedbayes.data.preprocessing import Preprocessing
 from fedbayes.errors import ConfigError
 
-CHUNK = 1024
+MEASURED = 1024
 """Inputs whose mean and standard deviation are taken for those of all."""
 
 
@@ -122,7 +122,7 @@ class Inputs(Brief):
                     "own function with --inputs, or train on values between 0 and 1 (data.scale)"
                 )
             prior.notes += (f"inputs from {prior.name!r} are moved to the data's {own}",)
-            x = prior.draw(CHUNK, seeds.numpy_rng(seed, "inputs held out"))
+            x = prior.draw(MEASURED, seeds.numpy_rng(seed, "inputs held out"))
             return cls(prior, x.mean(), x.std(), seed)
         if len(by.shape) > 1 or prior.bounded:
             return cls(prior, mean, std, seed)
