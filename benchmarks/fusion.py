@@ -42,13 +42,13 @@ from fedbayes.fusion.cycles import c2m3
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions, teacher_of
 from fedbayes.fusion.norm_matching import FEWEST, SIZE, STEPS, WEIGHT
-from fedbayes.fusion.one_class import RIDGE, SPREAD
 from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
 from fedbayes.fusion.settings import AlignedSettings
 from fedbayes.fusion.teacher import ALIKE, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher
 from fedbayes.fusion.temperature import TemperatureScaled
+from fedbayes.fusion.uncompared import RIDGE, SPREAD
 from fedbayes.inputs import add_sums, sums_of, write_sums
 from fedbayes.likelihoods import evaluate, total
 from fedbayes.models.resize import with_weights

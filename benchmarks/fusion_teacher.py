@@ -59,8 +59,8 @@ from fedbayes.fusion.class_counts import (
 from fedbayes.fusion.combining import combine
 from fedbayes.fusion.draws import CHUNK
 from fedbayes.fusion.frozen import frozen
-from fedbayes.fusion.one_class import SPREAD, Evidence, preferences, whitening
 from fedbayes.fusion.teacher import COMPARED, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher, mirror
+from fedbayes.fusion.uncompared import SPREAD, Evidence, preferences, whitening
 from fedbayes.inputs import Inputs
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.likelihoods.temperature import temperature_sums

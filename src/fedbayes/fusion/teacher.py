@@ -24,7 +24,7 @@ from fedbayes.fusion.class_counts import (
 )
 from fedbayes.fusion.draws import CHUNK, Batches
 from fedbayes.fusion.frozen import Function, frozen
-from fedbayes.fusion.one_class import Evidence, clarity, preferences, scaling, whitening
+from fedbayes.fusion.uncompared import Evidence, clarity, preferences, scaling, whitening
 from fedbayes.likelihoods import Classes, Likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import at_temperature, has_temperature

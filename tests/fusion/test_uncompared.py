@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.linalg import inv, sqrtm
 
-from fedbayes.fusion.one_class import RIDGE, SPREAD, Evidence, whitening
+from fedbayes.fusion.uncompared import RIDGE, SPREAD, Evidence, whitening
 
 THETA = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
 
