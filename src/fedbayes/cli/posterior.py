@@ -93,9 +93,10 @@ def posterior(
     if as_json:
         print(json_text({"path": str(out), **done}))
         return
+    layers = len(done["layers"])
     Console().print(
         f"wrote {out}: {done['parameters']:,} weights, the diagonal of their Fisher matrix, and "
-        f"factors of {len(done['layers'])} layers, of {done['samples']:,} samples; "
+        f"factors of {layers} layer{'s' if layers != 1 else ''}, of {done['samples']:,} samples; "
         f"{done['bytes'] / 1e6:,.1f} MB"
         + (f"; temperature {done['temperature']:.3f}" if done["temperature"] is not None else "")
         + (f"; sums of {done['features']:,} features by class" if head else ""),
