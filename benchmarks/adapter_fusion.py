@@ -53,6 +53,7 @@ def train(network: Path, texts: Path, place: Path) -> None:
         data=data,
         model={**model, "lora_rank": RANK},
         training=training,
+        calibration="none",
         out=place,
     )
 

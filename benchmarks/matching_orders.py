@@ -39,6 +39,7 @@ def trained(given, alpha, seed, folder):
         model={"hidden": [50], "init": "normal"},
         training={"optimizer": "amsgrad", "lr": 0.01, "epochs": 10},
         method={"name": "local", "start": "own"},
+        calibration="none",
     )
     stored = RunFolder(folder)
     config = stored.config()

@@ -178,7 +178,8 @@ class Config(Settings):
         "temperature",
         description="calibration of classes and labels at the end of the run. temperature: each "
         "client holds out a tenth of its training samples, at most 200; sums over these samples "
-        "give the temperature of the global model. none: clients train on all samples",
+        "give the temperature of the global model, or under local that of the client's own. none: "
+        "clients train on all samples",
     )
     checkpoint_every: int = Field(1, ge=1, description="number of rounds between checkpoints")
     keep_checkpoints: Literal["last", "best", "all"] = Field(

@@ -32,7 +32,7 @@ class LocalClient:
 
     weights: Tensors
     temperature: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64))
-    """Of its predictions, by its validation rows; 0 where it has none. A scalar."""
+    """Of its predictions, by the samples that it holds out; 0 where it has none. A scalar."""
     counts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """Its training samples of each class [K]; [0] where its file does not have them."""
 
@@ -41,8 +41,8 @@ class Local(CountsClasses[Weights, LocalClient, ReportList]):
     """Every client trains alone and nothing is sent: the lower bound of sharing.
 
     There is no global model: none is evaluated or saved. A client's file for `fedbayes fuse` has
-    its samples of each class and, with `data.validation`, a temperature that it fits to its
-    validation rows.
+    its samples of each class and a temperature, which it fits to the samples that it holds out
+    (`calibration`).
     """
 
     name = "local"

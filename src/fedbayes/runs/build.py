@@ -42,7 +42,7 @@ from fedbayes.likelihoods import Likelihood
 from fedbayes.likelihoods.imbalance import require_reweightable
 from fedbayes.likelihoods.measures import AUTO, fitting
 from fedbayes.models import Network, read_model
-from fedbayes.runs.calibration import SHARE, no_temperature
+from fedbayes.runs.calibration import held_out_share
 from fedbayes.runs.ids import keep_ids, whole_numbers
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
@@ -375,7 +375,7 @@ def build_federation(
         compression=config.compression,
         stages=find_stages(config.stages),
         data_cache=config.data_cache_bytes(shared.device.type),
-        held_out=0.0 if no_temperature(config, method, likelihood) else SHARE,
+        held_out=held_out_share(config, method, likelihood),
         validates=config.data.validation > 0,
     )
 

@@ -1,7 +1,7 @@
 """The temperature of a run's global model, fitted at its end from sums that its clients send."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 
@@ -25,7 +25,7 @@ from fedbayes.likelihoods.temperature import POINTS, TemperatureSums, has_temper
 from fedbayes.runs.evaluator import Evaluator
 from fedbayes.storage.scores import GlobalEvaluation
 
-SHARE = 0.1
+_SHARE = 0.1
 """Of a client's training samples that it holds out for the temperature."""
 _LONGEST = SHORT_HEADER + 8 * 4 * POINTS
 """Bytes of a client's sums at most."""
@@ -55,14 +55,31 @@ class CalibratedRun:
     """Of the model at the temperature."""
 
 
+def held_out_share(config: Config, method: AnyMethod, likelihood: Likelihood) -> float:
+    """The share of its training samples that a client holds out for a temperature: of the global
+    model, or of its own where there is no other and its private state keeps one.
+    """
+    if method.models.has_global or not _has_own(method):
+        wanted = not no_temperature(config, method, likelihood)
+    else:
+        wanted = config.calibration != "none" and has_temperature(likelihood)
+    return _SHARE if wanted else 0.0
+
+
+def _has_own(method: AnyMethod) -> bool:
+    """Whether a client's private state keeps a temperature of its own model."""
+    return "temperature" in {field.name for field in fields(method.client_state)}
+
+
 def no_temperature(config: Config, method: AnyMethod, likelihood: Likelihood) -> str:
-    """Why a run fits no temperature; empty if it does."""
+    """Why a run fits no temperature of a global model; empty if it does."""
     if config.calibration == "none":
         return "calibration is 'none'"
-    if not method.models.has_global:
-        return f"{method.name} has no global model"
     if not has_temperature(likelihood):
         return f"the likelihood {likelihood.name} has no temperature"
+    if not method.models.has_global:
+        own = "; each client's model has its own temperature" if _has_own(method) else ""
+        return f"{method.name} has no global model{own}"
     if config.privacy.noise:
         return "the clients' sums would have no noise, and ε would not cover them"
     if config.secure.enabled:

@@ -13,7 +13,7 @@ from fedbayes.federation.client_runtime import calibrating, held_out_of, set_asi
 from fedbayes.federation.engine_table import ENGINES
 from fedbayes.models.settings import BUILT_IN, NAMES
 from fedbayes.models.trials import alone, habits
-from fedbayes.runs.calibration import SHARE, no_temperature
+from fedbayes.runs.calibration import held_out_share
 from fedbayes.runs.evaluator import EVALUATION_ROWS
 
 
@@ -29,7 +29,7 @@ def check_batches(config: Config, method: AnyMethod, run: Federation, data: Fede
     sizes, tests = data.train_sizes().tolist(), data.test_sizes().tolist()
     if method.reports.pooled:
         names, sizes = ["all clients together"], [sum(sizes)]
-    share = 0.0 if no_temperature(config, method, run.likelihood) else SHARE
+    share = held_out_share(config, method, run.likelihood)
     chosen = calibrating(run)
     kept = []
     for client, count in enumerate(sizes):

@@ -29,7 +29,7 @@ from fedbayes.likelihoods.temperature import (
     temperature_sums,
 )
 from fedbayes.reports.result import StoredRun
-from fedbayes.runs.build import stored_data, stored_run
+from fedbayes.runs.build import build_runtime, stored_data, stored_run
 from fedbayes.runs.personal import own_models, temperature_of
 from fedbayes.storage.calibrations import read_temperature
 from fedbayes.workflows.calibrate.calibration import trust
@@ -350,17 +350,26 @@ def test_predictions_are_at_the_temperature(ended, tmp_path, capsys, monkeypatch
     done.path.unlink()
 
 
-def test_a_client_that_is_alone_has_a_temperature_by_its_validation_rows(tmp_path, capsys):
+@pytest.mark.parametrize("rows", ["held out", "validation"])
+def test_a_client_that_is_alone_has_a_temperature_by_rows_it_does_not_train_on(
+    rows, tmp_path, capsys
+):
     """In its file, in its export and in predictions, against SciPy; none without such rows."""
     settings = {"method": "local", "rounds": 2, "data": {"clients": 2, "limit": 400}}
-    without = fedbayes.run(out=tmp_path / "without", **settings).folder
-    settings["data"] |= {"validation": 0.3}
+    without = fedbayes.run(out=tmp_path / "without", calibration="none", **settings).folder
+    if rows == "validation":
+        settings |= {"calibration": "none", "data": {**settings["data"], "validation": 0.3}}
     folder = fedbayes.run(out=tmp_path / "run", **settings).folder
     run = StoredRun(folder)
     data = stored_data(run.config, folder)
+    runtime = build_runtime(run.config, data, quiet=True)
     kept, found = stored_run(folder, run.config, data.preprocessing), []
     for client, model in own_models(folder, run.config.build_method(), kept):
-        x, y = data.test(client)
+        trained, held_out = runtime.parts(client)
+        x, y = held_out if rows == "held out" else data.test(client)
+        share = 0.1 if rows == "held out" else 0.0
+        assert len(held_out.y) == round(share * len(data.train(client).y))
+        assert len(trained.y) + len(held_out.y) == len(data.train(client).y)
         logits = kept.network(kept.network.prepare(model), x)[None]
         _, loss = pooled(kept.likelihood, logits.detach(), y.numpy())
         best = minimize_scalar(lambda g, of=loss: of(g) + 2 * g**2, bounds=(-3, 3))

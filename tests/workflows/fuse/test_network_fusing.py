@@ -29,7 +29,7 @@ from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 from fedbayes.matching import MatchingSettings
 from fedbayes.models import MLP, read_model, read_program
-from fedbayes.runs.build import stored_data
+from fedbayes.runs.build import build_runtime, stored_data
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.fuse import network_fusing
@@ -483,7 +483,9 @@ def test_files_of_clients_have_their_counts_of_classes(told, tmp_path, capsys):
     )
     counts = tmp_path / "counts.json"
     data = stored_data(run.config, RunFolder(tmp_path / "run"))
-    counts.write_text(json.dumps(data.counts().tolist()))
+    runtime = build_runtime(run.config, data, quiet=True)
+    trained = [runtime.parts(client)[0].y for client in range(3)]
+    counts.write_text(json.dumps([y.bincount(minlength=10).tolist() for y in trained]))
     files = sorted((tmp_path / "run" / "clients").glob("*"))
     exported = [tmp_path / f"{client}.safetensors" for client in range(3)]
     for client, path in enumerate(exported):

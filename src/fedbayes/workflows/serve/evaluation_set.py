@@ -387,9 +387,10 @@ def _of_run(run: Path, given: Sequence[str]) -> EvaluationSet:
         place = Config.stored(folder.config_file, where).data.dir
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": place})})
     data = stored_data(config, folder)
+    kind = "validation" if config.data.validation else "test"
     return EvaluationSet(
         Samples(data.raw_test(0, data.test_total), data.test_union(0, data.test_total).y),
-        f"{data.test_total:,} test samples of the clients of {run}",
+        f"{data.test_total:,} {kind} samples of the clients of {run}",
         data.preprocessing,
         trained_in(str(run)),
         build_likelihood(config, data.target, quiet=True),
