@@ -37,6 +37,7 @@ from fedbayes.workflows.calibrate.held_out import divided
 from fedbayes.workflows.calibrate.temperature import calibrate_temperature
 from fedbayes.workflows.fuse import network_fusing
 from fedbayes.workflows.serve import model_evaluation
+from fedbayes.workflows.serve.evaluation_set import find_tests
 from fedbayes.workflows.serve.export import export
 from fedbayes.workflows.serve.model_files import read_with_card
 from tests.helpers.command_line import command
@@ -446,6 +447,7 @@ def test_evaluate_and_fuse_have_the_same_teacher(tmp_path, capsys, monkeypatch):
     learnt = scores["ensemble, as fuse learns it"]
     assert learnt["note"] in notes
     assert "temperatures of" in learnt["note"]
+    assert "validation samples of the clients" in find_tests(fused, folder, []).what
     data = stored_data(StoredRun(folder).config, folder)
     tests = data.test_union(0, data.test_total)
     log = seen[0][0](tests.x).log_softmax(-1)
