@@ -33,7 +33,8 @@ What is carried from round to round is State (server's or client's); what is onl
 the user is Info, and no method reads it. Nothing else remembers anything, so a run can stop and
 go on anywhere. A server's state may have a field `stopped`: why it wants no further rounds, in
 words; empty while it does. A client's may have a field `temperature`: of the predictions of its own
-model (`RoundContext.temperature`); 0 where it has none.
+model (`RoundContext.temperature`); 0 where it has none. If there is no global model, clients hold
+out samples for it.
 """
 
 from abc import abstractmethod

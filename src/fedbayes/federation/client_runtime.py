@@ -180,7 +180,8 @@ class ClientRuntime:
     """Bytes of clients' samples that stay on the device between rounds."""
     held_out: float = 0.0
     """Share of a client's training samples that it does not train on, at most `MOST_HELD_OUT` of
-    them: the global model's temperature is fitted on them (`calibrating`)."""
+    them: the temperature of the global model, or of the client's own, is fitted on them
+    (`calibrating`)."""
     validates: bool = False
     """Whether test samples of clients are validation rows (`data.validation`)."""
 
