@@ -219,10 +219,9 @@ def test_pixels_in_an_order_of_each_client(tmp_path, capsys, monkeypatch):
     (file,) = (tmp_path / "local" / "clients").glob("0000001-*")
     expected = MLP(64, [8], 10)
     expected.load_state_dict(read_weights(file))
-    cooled = expected(seen) / temperature_of(run.folder, 1)
-    torch.testing.assert_close(program(x.reshape(6, 1, 8, 8)), cooled)
-    mine = run.predictor(client=1)(x)
-    torch.testing.assert_close(mine, cooled.log_softmax(-1))
+    cooled = (expected(seen) / temperature_of(run.folder, 1)).log_softmax(-1)
+    torch.testing.assert_close(program(x.reshape(6, 1, 8, 8)).log_softmax(-1), cooled)
+    torch.testing.assert_close(run.predictor(client=1)(x), cooled)
     assert command("evaluate", out, "--run", tmp_path / "local") == 2
     assert "calibrate RUN --client client-1" in " ".join(capsys.readouterr().err.split())
     fedbayes.run(folder=tmp_path / "global", **settings)
