@@ -78,7 +78,7 @@ def no_temperature(config: Config, method: AnyMethod, likelihood: Likelihood) ->
     if not has_temperature(likelihood):
         return f"the likelihood {likelihood.name} has no temperature"
     if not method.models.has_global:
-        own = "; each client's model has its own temperature" if _has_own(method) else ""
+        own = "; clients with enough rows fit their own" if _has_own(method) else ""
         return f"{method.name} has no global model{own}"
     if config.privacy.noise:
         return "the clients' sums would have no noise, and ε would not cover them"

@@ -197,7 +197,7 @@ def test_without_calibration_clients_train_on_all_rows(run):
             {"data": {"name": "diabetes", "clients": 2}},
             "the likelihood gaussian has no temperature",
         ),
-        ({"method": {"name": "local"}}, "each client's model has its own temperature"),
+        ({"method": {"name": "local"}}, "clients with enough rows fit their own"),
         ({"method": {"name": "fedper"}}, "fedper has no global model"),
         ({"privacy": {"noise": 1.0}, "aggregation": {"clip": 1.0}}, "sums would have no noise"),
         ({"data": {"clients": 12, "limit": 60, "partition": "iid"}}, "no row was counted"),
