@@ -41,7 +41,7 @@ from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions, teacher_of
-from fedbayes.fusion.norm_matching import FEWEST, SIZE, STEPS, WEIGHT
+from fedbayes.fusion.norm_matching import FEWEST, SHIFT, SIZE, STEPS, WEIGHT
 from fedbayes.fusion.permutation import permuted
 from fedbayes.fusion.posterior_settings import CurvatureSettings
 from fedbayes.fusion.posteriors import fisher, kfac, regmean
@@ -70,7 +70,7 @@ JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
 TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE]
 """Constants that results depend on."""
-INPUTS = [STEPS, SIZE, WEIGHT, FEWEST]
+INPUTS = [STEPS, SIZE, WEIGHT, FEWEST, SHIFT]
 """Those of the inputs of fused networks."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 

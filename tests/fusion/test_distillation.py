@@ -429,9 +429,9 @@ def test_kept_draws_are_those_that_were_drawn():
 
     prior = Counted((4,))
     kept = CachedInputs(inputs(prior), memory=2 * 10 * 4 * 4)
-    for number in (0, 1, 2, 0, 1, 2):
+    for number in (0, 1, 2, 2, 3, 0, 1, 2):
         assert torch.equal(kept.batch(number, 10), inputs(Gauss((4,))).batch(number, 10))
-    assert prior.drawn == 4  # the third has no room
+    assert prior.drawn == 5  # the third has no room, but that of the latest
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -444,6 +444,28 @@ def test_what_does_not_fit_is_refused(tmp_path):
     spoilt.weight.data[0, 0] = torch.inf
     with pytest.raises(ModelError, match="start from has outputs that are not finite"):
         distill(spoilt, teacher, draws, settings())
+
+
+@pytest.mark.parametrize(
+    ("steps", "minutes", "lessons"), [(60, None, 20), (9000, None, 1000), (9000, 5.0, 500)]
+)
+def test_a_batch_comes_again_when_many_others_have_come(steps, minutes, lessons):
+    """And the teacher is not asked again."""
+    asked = []
+    teacher, draws = linear_teacher(), inputs(Gauss((4,)))
+    run = _DistillationRun(
+        nn.Linear(4, 3), teacher, draws, settings(steps=steps, minutes=minutes, batch_size=4)
+    )
+    first, *others = teacher.clients
+    teacher.clients = (lambda x: asked.append(x) or first(x), *others)
+    three = [[run.lesson(use * lessons + i) for i in range(lessons)] for use in range(3)]
+    for again in three[1:]:
+        for before, now in zip(three[0], again, strict=True):
+            assert all(map(torch.equal, before, now))
+    assert len(asked) == lessons
+    assert not run.told
+    run.lesson(3 * lessons)
+    assert len(asked) == lessons + 1
 
 
 def test_states_of_others_and_damaged_ones_are_refused(tmp_path):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedbayes.core.targets import Target
 from fedbayes.fusion import fuse_functions
-from fedbayes.fusion.distillation import LESSONS, distill
+from fedbayes.fusion.distillation import distill
 from fedbayes.fusion.function import HeldOut, teacher_of
 from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
 from fedbayes.fusion.teacher import _correlations
@@ -121,18 +121,19 @@ def test_each_prediction_is_learnt_in_both_directions():
     student.register_forward_pre_hook(lambda _, given: learnt.append(given[0].clone()))
     teacher, _ = teacher_of(clients(), COUNTS, None, None, seen(), mirrored=True)
     teacher.clients = (lambda x, own=teacher.clients[0]: asked.append(x) or own(x),) * 2
-    steps = 4 * LESSONS
+    many = 32
+    steps = 4 * many  # twice in two directions
     chosen = DistillationSettings(steps=steps, repeats=2, held_out=512, checks=1, draws=512)
     before = len(asked)
     distill(student, teacher, seen(), chosen)
     of_batches = [x for x in learnt if len(x) == 64]
     assert len(of_batches) >= steps
-    first, second = of_batches[:LESSONS], of_batches[LESSONS : 2 * LESSONS]
+    first, second = of_batches[:many], of_batches[many : 2 * many]
     for x, other in zip(first, second, strict=True):
         torch.testing.assert_close(x.flip(-1), other)
-    torch.testing.assert_close(first[0], of_batches[2 * LESSONS])
+    torch.testing.assert_close(first[0], of_batches[2 * many])
     batches = [x for x in asked[before:] if len(x) == 64]
-    assert len(batches) == LESSONS * 2 * 2  # two clients, two directions
+    assert len(batches) == many * 2 * 2  # two clients, two directions
 
 
 def test_a_fused_network_predicts_both_alike():

@@ -25,7 +25,7 @@ from fedbayes.inputs import (
     tones,
     write_sums,
 )
-from fedbayes.inputs.augmentation import recoloured, turned
+from fedbayes.inputs.augmentation import recoloured, shifted, turned
 from fedbayes.inputs.gaussian import GaussianInputs, latent_correlation
 from fedbayes.inputs.leaves import LARGEST, POWER, SMALLEST, _radii
 from fedbayes.inputs.noise import power_law_noise
@@ -105,6 +105,22 @@ def test_oblong_images_keep_their_shape():
     found = turned(x, torch.Generator().manual_seed(0))
     assert found.shape == x.shape
     assert len(found.flatten(1).unique(dim=0)) == 4
+
+
+def test_images_are_shifted_each_way_as_often():
+    """Against windows of what NumPy reflects at the edges."""
+    x = torch.arange(24.0).reshape(1, 2, 3, 4)
+    wide = np.pad(x[0].numpy(), ((0, 0), (1, 1), (1, 1)), "reflect")
+    ways = {tuple(wide[:, i : i + 3, j : j + 4].ravel()) for i in range(3) for j in range(3)}
+    found = shifted(x.expand(9000, -1, -1, -1), torch.Generator().manual_seed(0), 1)
+    rows, counts = found.flatten(1).unique(dim=0, return_counts=True)
+    assert {tuple(row) for row in rows.tolist()} == ways
+    assert (abs(counts - 1000) < 5 * np.sqrt(1000)).all()
+
+
+def test_shifts_are_smaller_than_images():
+    x = torch.rand(4, 1, 1, 3)
+    assert shifted(x, torch.Generator().manual_seed(0), 2).shape == x.shape
 
 
 def test_colours_are_permuted_in_every_order():

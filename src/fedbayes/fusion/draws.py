@@ -80,7 +80,8 @@ class Augmented(Derived):
 
 
 class CachedInputs(Derived):
-    """Draws that are kept in memory, up to a number of bytes; the rest is drawn again.
+    """Draws that are kept in memory, up to a number of bytes; the rest is drawn again, except that
+    the latest batch is kept always.
 
     Args:
         draws: where they come from.
@@ -94,14 +95,18 @@ class CachedInputs(Derived):
         super().__init__(draws)
         self.memory, self.device = memory, device
         self._kept: dict[tuple[int, int], Tensor] = {}
+        self._latest: dict[tuple[int, int], Tensor] = {}
 
     def batch(self, number: int, count: int) -> Tensor:
         """As `Draws.batch`; not to be changed in place."""
         key = number, count
-        if key in self._kept:
-            return self._kept[key]
+        for kept in (self._kept, self._latest):
+            if key in kept:
+                return kept[key]
         x = self.draws.batch(number, count).to(self.device)
         if x.nbytes <= self.memory:
             self.memory -= x.nbytes
             self._kept[key] = x
+        else:
+            self._latest = {key: x}
         return x

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def turned(x: Tensor, rng: torch.Generator) -> Tensor:
@@ -17,6 +18,23 @@ def turned(x: Tensor, rng: torch.Generator) -> Tensor:
 def mirrored(x: Tensor, rng: torch.Generator, axis: int = -1) -> Tensor:
     """Images [n, C, H, W], each as often as it is or mirrored along an axis."""
     return torch.where(_coin(x, rng), x.flip(axis), x)
+
+
+def shifted(x: Tensor, rng: torch.Generator, most: int) -> Tensor:
+    """Images [n, C, H, W] moved by up to so many pixels along both axes, each way as often.
+
+    What comes in at an edge is the reflection of what is there.
+    """
+    n, channels, height, width = x.shape
+    most = min(most, height - 1, width - 1)
+    offsets = torch.randint(2 * most + 1, (2, n, 1), generator=rng, device=rng.device).to(x.device)
+    rows, columns = (
+        offset + torch.arange(size, device=x.device)
+        for offset, size in zip(offsets, (height, width), strict=True)
+    )
+    wide = functional.pad(x, (most,) * 4, mode="reflect")
+    cut = wide.gather(2, rows[:, None, :, None].expand(-1, channels, -1, wide.shape[3]))
+    return cut.gather(3, columns[:, None, None].expand(-1, channels, height, -1))
 
 
 def recoloured(x: Tensor, rng: torch.Generator) -> Tensor:
