@@ -105,8 +105,8 @@ def distill(
 
     D is the squared error of centred logits over the teacher's variance, or the divergence of
     predictions. Every pass over the draws augments the inputs again and evaluates the teacher on
-    them. Its outputs are used in `repeats` steps, since evaluating all clients costs more than a
-    step. The learning rate of Adam rises and falls once.
+    them. Its outputs are used in `repeats` steps, up to `LESSONS` batches apart, since evaluating
+    all clients costs more than a step. The learning rate of Adam rises and falls once.
 
     Args:
         student: where to start from; not changed.
