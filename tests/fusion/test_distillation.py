@@ -447,7 +447,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("steps", "minutes", "lessons"), [(60, None, 20), (9000, None, 1000), (9000, 5.0, 500)]
+    ("steps", "minutes", "lessons"), [(60, None, 20), (9000, None, 1000), (9000, 5.0, 64)]
 )
 def test_a_batch_comes_again_when_many_others_have_come(steps, minutes, lessons):
     """And the teacher is not asked again."""

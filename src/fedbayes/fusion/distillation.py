@@ -34,11 +34,10 @@ STATISTICS = 4096
 """Draws that running statistics of batch normalization are recomputed on."""
 DRAWING = 0.2
 """Share of a time limit that new draws may take; then those that there are come again."""
-LESSONS, LIMITED = 1000, 1500
-"""Batches that come before one comes again, at most; and in how many steps, at most, all of them
-have had their uses if time is limited. Batches that come again soon are learnt by heart: in case
-fedfisher-0.05 of `benchmarks/fusion.py --validation` networks are .105 nats from the teacher with
-32 batches and .091 with 1000.
+LESSONS = 1000
+"""Batches that come before one comes again, at most. Those that come again soon are learnt by
+heart: in case fedfisher-0.05 of `benchmarks/fusion.py --validation` networks are .105 nats from the
+teacher with 32 batches and .091 with 1000.
 """
 _LATE = "time limit reached"
 _TRUSTED = 5
@@ -300,10 +299,13 @@ class _DistillationRun:
 
     @property
     def lessons(self) -> int:
-        """Batches that come before one comes again."""
+        """Batches that come before one comes again.
+
+        In limited time, which may end before any comes again, each draw comes once.
+        """
         settings = self.settings
-        steps = settings.steps if settings.minutes is None else min(settings.steps, LIMITED)
-        return max(1, min(LESSONS, steps // self.uses))
+        most = LESSONS if settings.minutes is None else settings.draws // self.batch
+        return max(1, min(LESSONS, most, settings.steps // self.uses))
 
     def loss(self, outputs: Tensor, said: Tensor) -> Tensor:
         """What is minimized."""
