@@ -39,6 +39,7 @@ from fedbayes.fusion.class_counts import RESTART, class_shares
 from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
+from fedbayes.fusion.distillation import LESSONS
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import fuse_functions, teacher_of
 from fedbayes.fusion.norm_matching import FEWEST, SHIFT, SIZE, STEPS, WEIGHT
@@ -70,8 +71,8 @@ JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
 TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE]
 """Constants that results depend on."""
-INPUTS = [STEPS, SIZE, WEIGHT, FEWEST, SHIFT]
-"""Those of the inputs of fused networks."""
+INPUTS = [STEPS, SIZE, WEIGHT, FEWEST, SHIFT, LESSONS]
+"""Those of the inputs of fused networks, and of their order."""
 POSTERIORS = {"regmean": regmean, "fisher": fisher, "kfac": kfac}
 
 

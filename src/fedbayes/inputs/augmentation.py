@@ -21,9 +21,9 @@ def mirrored(x: Tensor, rng: torch.Generator, axis: int = -1) -> Tensor:
 
 
 def shifted(x: Tensor, rng: torch.Generator, most: int) -> Tensor:
-    """Images [n, C, H, W] moved by up to so many pixels along both axes, each way as often.
+    """Images [n, C, H, W] moved by up to `most` pixels along both axes, each way as often.
 
-    What comes in at an edge is the reflection of what is there.
+    Pixels beyond an edge are reflections of those inside.
     """
     n, channels, height, width = x.shape
     most = min(most, height - 1, width - 1)
