@@ -32,7 +32,7 @@ from fedbayes.models import MLP, read_model, read_program
 from fedbayes.runs.build import build_runtime, stored_data
 from fedbayes.storage.card import Card
 from fedbayes.storage.folder import RunFolder
-from fedbayes.workflows.fuse import network_fusing
+from fedbayes.workflows.fuse import graph_fusing, network_fusing
 from fedbayes.workflows.fuse.frontier import SizeTradeoff, average, multiplications
 from fedbayes.workflows.fuse.posterior_files import sent_counts
 from fedbayes.workflows.serve.export import program_file
@@ -124,6 +124,31 @@ def test_an_onnx_program_answers_as_the_weights_do(photos, tmp_path, capsys):
     out = tmp_path / "h.onnx"
     assert command("fuse", *photos, "-o", out, *OF_EYES, *SMALL, *more) == 2
     assert "has no ONNX form" in capsys.readouterr().err
+    assert not out.exists()
+
+
+class Waves(Eyes):
+    """The same network after a function that ONNX does not know."""
+
+    def forward(self, x):
+        return super().forward(torch.special.bessel_j0(x))
+
+
+def waves(shape, classes):
+    return Waves(shape, classes)
+
+
+@pytest.mark.parametrize("method", ["function", "match"])
+def test_networks_without_an_onnx_form_are_rejected_before_the_work(
+    method, photos, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(network_fusing, "fuse_functions", None)
+    monkeypatch.setattr(graph_fusing, "match_graph", None)
+    out = tmp_path / "g.onnx"
+    model = ("--model", f"{__name__}:waves", *OF_EYES[2:])
+    assert command("fuse", *photos, "-o", out, *model, "--method", method) == 2
+    error = capsys.readouterr().err
+    assert "PyTorch finds no ONNX form of the network. Write a .pt2 program" in error
     assert not out.exists()
 
 

@@ -18,7 +18,7 @@ from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.fusing import plot_matching
 from fedbayes.workflows.fuse.job import Fused, FusionJob, checked
 from fedbayes.workflows.fuse.methods import SELECTING
-from fedbayes.workflows.fuse.network_fusing import counts_of, write_network
+from fedbayes.workflows.fuse.network_fusing import counts_of, require_onnx, write_network
 
 METHOD = "match"
 
@@ -34,6 +34,7 @@ def fuse_graphs(job: FusionJob, name: str, watch: Callable[[str], None], _: obje
             "weights of a program fit no network. Write a program, as in -o "
             f"{job.out.with_suffix(PROGRAMS[0])}"
         )
+    require_onnx(job.out, silos)
     counts, notes = counts_of(job.counts, job.models, silos, job.files)
     short = silos.short
     matching = match_graph(

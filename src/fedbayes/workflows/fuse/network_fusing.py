@@ -337,8 +337,13 @@ class NetworkFusion:
     def _check_form(self, silos: ClientModels) -> None:
         """See that what comes out can be written in the form that was asked for."""
         if self.job.out.suffix.lower() in PROGRAMS:
-            if self.job.out.suffix.lower() == ".onnx":
-                self._require_onnx(silos)
+            onnx = self.job.out.suffix.lower() == ".onnx"
+            if onnx and self.settings.posterior == "kronecker":
+                raise ModelError(
+                    "a posterior of all layers has no ONNX form. Write a .pt2 program, or set "
+                    "--posterior last-layer"
+                )
+            require_onnx(self.job.out, silos)
             return
         program = f"write a program, as in -o {self.job.out.with_suffix(PROGRAMS[0])}"
         if self.settings.posterior is not None:
@@ -349,15 +354,6 @@ class NetworkFusion:
             raise ModelError(
                 f"weights of another width fit no known network: {program}, or leave the width at 1"
             )
-
-    def _require_onnx(self, silos: ClientModels) -> None:
-        """See that networks such as these have an ONNX form, before hours of training."""
-        if self.settings.posterior == "kronecker":
-            raise ModelError(
-                "a posterior of all layers has no ONNX form. Write a .pt2 program, or set "
-                "--posterior last-layer"
-            )
-        _program_of(self.job.out, silos.like, silos, silos.described({}))
 
     def _answering(self, fusion: FunctionFusion, silos: ClientModels) -> nn.Module | None:
         """The network with its posterior or temperature, where what is written has one."""
@@ -471,6 +467,12 @@ def write_network(
     write_beside(path, _program_of(path, answering or network, silos, card))
     own = ", and standardizes them itself" if silos.told else ""
     return f"{path} takes {card.expects}{own}"
+
+
+def require_onnx(path: Path, silos: ClientModels) -> None:
+    """See that networks such as these have an ONNX form if the file is of one, before long work."""
+    if path.suffix.lower() == ".onnx":
+        _program_of(path, silos.like, silos, silos.described({}))
 
 
 def _program_of(path: Path, network: nn.Module, silos: ClientModels, card: Card) -> bytes:
