@@ -9,8 +9,8 @@ each way is tried on the clients' test samples: accuracy, negative log-likelihoo
 calibration error (seeds apart). Beside them stand the nats from the teacher on held-out draws, the
 multiplications of a prediction, and the prior precisions of posteriors (seeds apart).
 
-With `--validation 0.2` clients keep that share of their rows, and fit temperatures to them. The
-teacher is then pooled (`Teacher.pooled`); the line before it is the teacher as it is learned.
+With `--temperatures` clients hold out a tenth of their training rows, and fit temperatures to them.
+The teacher is then pooled (`Teacher.pooled`); the line before it is the teacher as it is learned.
 `--plain` leaves out the posteriors, `--without-counts` the counts of classes in their files.
 """
 
@@ -43,17 +43,20 @@ ALPHA = {"digits": 0.3, "cancer": 0.5, "mnist": 0.3}
 def trained(case, seed, given, folder):
     """The clients' networks, their counts, temperatures, test samples, and sums of a table."""
     data = {"clients": given.clients, "partition": "dirichlet", "alpha": given.alpha or ALPHA[case]}
-    if given.validation:
-        data["validation"] = given.validation
     if case == "mnist":
         data |= {"name": "mnist", "limit": 10_000}
     if case == "cancer":
         table = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "label"})
         table.to_csv(folder / "cancer.csv", index=False)
         data |= {"path": str(folder / "cancer.csv")}
-    training = {"epochs": given.epochs}
-    method = {"name": "local"}
-    config = Config.published(data=data, training=training, method=method, rounds=1, seed=seed)
+    config = Config.published(
+        data=data,
+        training={"epochs": given.epochs},
+        method={"name": "local"},
+        calibration="temperature" if given.temperatures else "none",
+        rounds=1,
+        seed=seed,
+    )
     with Simulation(config, folder / "run") as simulation:
         for _ in simulation:
             pass
@@ -93,7 +96,7 @@ def one(case, seed, given):
     scale = SizeTradeoff(HeldOut(teacher, draws), test)
     cost = sum(multiplications(network, scale.example) for network in silos.networks.values())
     ways = {"ensemble": (teacher, 0.0, cost, "")}
-    if given.validation:
+    if given.temperatures:
         ways["ensemble, pooled"] = pooled, 0.0, cost, ""
     small = multiplications(fusion.module, scale.example)
     ways["as it is"] = fusion.module, fusion.likeness.divergence, small, ""
@@ -137,7 +140,7 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--alpha", type=float, help="of the Dirichlet shares")
-    parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--temperatures", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--without-counts", action="store_true")
     parser.add_argument("--epochs", type=int, default=10)

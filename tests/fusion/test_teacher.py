@@ -5,18 +5,23 @@ import pytest
 import torch
 from scipy.linalg import inv, sqrtm
 from scipy.optimize import brentq
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from fedbayes.core.targets import Target
+from fedbayes.core.tensors import Samples
 from fedbayes.errors import ModelError
 from fedbayes.fusion.class_counts import class_shares, groups, of_groups, stationary
 from fedbayes.fusion.frozen import frozen, set_training
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.teacher import Teacher, divergence
+from fedbayes.fusion.temperature import own_temperature
 from fedbayes.inputs import Inputs, build_prior
 from fedbayes.likelihoods import build_likelihood
 
 COUNTS = [[50, 3, 0], [0, 41, 0], [30, 20, 0]]
+KIND = build_likelihood("auto", Target("class", tuple("0123456789")))
 SEEN = Inputs(build_prior("gaussian", (3,)), torch.zeros(3), torch.ones(3))
 
 
@@ -358,10 +363,14 @@ def test_without_counts_probabilities_at_temperatures_are_mixed(shares):
 
 
 def noisy_clients(clients, counted):
-    """Binary clients whose outputs are off by normal noise, their temperature, and labels."""
+    """Binary clients whose outputs are off by normal noise, a quarter of whose variance they share;
+    their temperature, and labels.
+    """
     rng = np.random.default_rng(4)
     truth, deviation = rng.uniform(-8, 8, 20_000), 2.0
-    raw = torch.tensor(truth + deviation * rng.standard_normal((clients, len(truth))))
+    noise = np.sqrt(0.75) * rng.standard_normal((clients, len(truth)))
+    noise += np.sqrt(0.25) * rng.standard_normal(len(truth))
+    raw = torch.tensor(truth + deviation * noise)
     said = [torch.stack([f / 2, -f / 2], 1).float() for f in raw]
     warmth = float(np.sqrt(1 + np.pi / 8 * deviation**2))
     first = torch.tensor(rng.random(len(truth)) < 1 / (1 + np.exp(-truth)))
@@ -376,7 +385,7 @@ def gap(log, first):
 
 
 @pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("clients", [3, 8])
+@pytest.mark.parametrize("clients", [4, 20])
 def test_pooled_it_is_nearer_to_being_as_sure_as_right(clients, counted):
     """Labels drawn by the true probabilities: clients are calibrated, their mean is unsure."""
     said, warmth, first, counts = noisy_clients(clients, counted)
@@ -389,6 +398,40 @@ def test_pooled_it_is_nearer_to_being_as_sure_as_right(clients, counted):
     nll = [float(-log.log_softmax(1)[:, 0][first].mean()) for log in (pooled, plain)]
     assert nll[0] < nll[1]
     assert (plain.argmax(1) == pooled.argmax(1)).float().mean() > 0.99
+
+
+def small_clients(seed):
+    """Linear classifiers of 40 digits each, their temperatures by ten more, and counts; with what
+    they say of other digits, and these.
+    """
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(y))
+    x, y = torch.tensor((x - x.mean()) / x.std())[order], torch.tensor(y)[order]
+    said, warmth, counts = [], [], []
+    for rows in torch.arange(1000).split(50):
+        own, kept = rows[:40], rows[40:]
+        fitted = LogisticRegression(C=1e3, max_iter=300).fit(x[own].numpy(), y[own].numpy())
+        outputs = torch.full((len(y), 10), -30.0)
+        found = torch.tensor(fitted.decision_function(x.numpy())).float()
+        outputs[:, torch.tensor(fitted.classes_)] = found
+        said.append(outputs[1000:])
+        warmth.append(own_temperature(lambda f: f, KIND, Samples(outputs[kept], y[kept])))
+        counts.append(torch.bincount(y[own], minlength=10).tolist())
+    return said, warmth, counts, y[1000:]
+
+
+def test_many_small_clients_are_hardly_too_sure_together():
+    """They learn from few digits, so they err alike. As if each erred alone, it would be .05."""
+    gaps = []
+    for seed in range(3):
+        said, warmth, counts, y = small_clients(seed)
+        teacher = Teacher([lambda x: x] * len(said), counts=counts, temperatures=warmth)
+        mine, plain = (one.of(said).softmax(1) for one in (teacher.pooled(), teacher))
+        right = (mine.argmax(1) == y).float().mean()
+        gaps.append([float(p.amax(1).mean() - right) for p in (mine, plain)])
+    mine, plain = np.mean(gaps, 0)
+    assert plain < -0.05
+    assert abs(mine) < 0.04
 
 
 def test_the_pooled_prediction_is_that_of_its_formulas():
@@ -416,7 +459,8 @@ def test_the_pooled_prediction_is_that_of_its_formulas():
             middle = shares[:, k] @ before[:, k]
             w += 2 / 3 * shares[:, k] @ (before[:, k] - middle) ** 2 / (1 - alone)
             n += t[k] / alone
-        a = np.sqrt((1 + factor * w) / (1 + factor * w / n))
+        w /= 0.75
+        a = np.sqrt((1 + factor * w) / (1 + factor * w * (0.25 + 0.75 / n)))
         b = np.sqrt(1 + factor * v * (1 - 1 / n))
         wanted = np.log(softmax((a * b * q[row] + a * total) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-3)

@@ -237,17 +237,18 @@ class Teacher:
         """The same, as confident as all samples together make it, if clients are calibrated.
 
         A client with few samples has logits that are off by a variance w. Calibrated, it divides
-        them by (1 + λ w)^½. The mean of N clients is off by w / N only. So the sum of logits is
+        them by (1 + λ w)^½. The mean of N clients, whose errors have the correlation ρ
+        (`class_counts.CORRELATION`), is off by w (ρ + (1 − ρ) / N) only. So the sum of logits is
         multiplied by
 
-            a = ((1 + λ w) / (1 + λ w / N))^½.
+            a = ((1 + λ w) / (1 + λ w (ρ + (1 − ρ) / N)))^½.
 
         A mean of probabilities is flatter than the mean of their logits, by
         b = (1 + λ v (1 − 1/N))^½. So logits of q, and of a mixture, are multiplied by a b.
 
         At each input v is twice the variance of the clients' calibrated logits, less log p_s,
-        around their mean by shares; w is the same of these logits times max(1, T_s), as they were
-        before calibration. N is 1 / Σ_s π_sk², the mean over the classes that t predicts.
+        around their mean by shares. (1 − ρ) w is the same of these logits times max(1, T_s), as
+        they were before calibration. N is 1 / Σ_s π_sk², the mean over the classes that t predicts.
 
         Without temperatures of clients, and of other likelihoods than classes, it is the teacher.
         """
