@@ -35,7 +35,7 @@ from fedbayes import Config
 from fedbayes.config.given import assign
 from fedbayes.core.metrics import calibrate
 from fedbayes.data.federated import FederatedData
-from fedbayes.fusion.class_counts import CORRELATION, RESTART, class_shares
+from fedbayes.fusion.class_counts import CORRELATED, RESTART, class_shares
 from fedbayes.fusion.combining import Merging, combine
 from fedbayes.fusion.curvature import posterior
 from fedbayes.fusion.cycles import c2m3
@@ -69,7 +69,7 @@ GPI_FNM = {"optimizer": "amsgrad", "lr": 0.01, "weight_decay": 1e-5, "epochs": 1
 FEDFISHER = {**SGD, "lr": 0.01, "batch_size": 64, "epochs": 30}
 JUDGES = 5000
 """Training samples that no client has, for `--validation`."""
-TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE, CORRELATION]
+TEACHER = [SOFTNESS, SOFTNESS_OF_CHAIN, RESTART, SPREAD, RIDGE, ALIKE, CORRELATED]
 """Constants that results depend on."""
 INPUTS = [STEPS, SIZE, WEIGHT, FEWEST, SHIFT, LESSONS]
 """Those of the inputs of fused networks, and of their order."""

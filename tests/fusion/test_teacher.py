@@ -363,18 +363,14 @@ def test_without_counts_probabilities_at_temperatures_are_mixed(shares):
 
 
 def noisy_clients(clients, counted):
-    """Binary clients whose outputs are off by normal noise, a quarter of whose variance they share;
-    their temperature, and labels.
-    """
+    """Binary clients whose outputs are off by normal noise, their temperature, and labels."""
     rng = np.random.default_rng(4)
     truth, deviation = rng.uniform(-8, 8, 20_000), 2.0
-    noise = np.sqrt(0.75) * rng.standard_normal((clients, len(truth)))
-    noise += np.sqrt(0.25) * rng.standard_normal(len(truth))
-    raw = torch.tensor(truth + deviation * noise)
+    raw = torch.tensor(truth + deviation * rng.standard_normal((clients, len(truth))))
     said = [torch.stack([f / 2, -f / 2], 1).float() for f in raw]
     warmth = float(np.sqrt(1 + np.pi / 8 * deviation**2))
     first = torch.tensor(rng.random(len(truth)) < 1 / (1 + np.exp(-truth)))
-    counts = [[10, 10]] * clients if counted else None
+    counts = [[10_000, 10_000]] * clients if counted else None
     return said, warmth, first, counts
 
 
@@ -385,7 +381,7 @@ def gap(log, first):
 
 
 @pytest.mark.parametrize("counted", [True, False])
-@pytest.mark.parametrize("clients", [4, 20])
+@pytest.mark.parametrize("clients", [3, 8])
 def test_pooled_it_is_nearer_to_being_as_sure_as_right(clients, counted):
     """Labels drawn by the true probabilities: clients are calibrated, their mean is unsure."""
     said, warmth, first, counts = noisy_clients(clients, counted)
@@ -431,7 +427,7 @@ def test_many_small_clients_are_hardly_too_sure_together():
         gaps.append([float(p.amax(1).mean() - right) for p in (mine, plain)])
     mine, plain = np.mean(gaps, 0)
     assert plain < -0.05
-    assert abs(mine) < 0.04
+    assert abs(mine) < 0.02
 
 
 def test_the_pooled_prediction_is_that_of_its_formulas():
@@ -459,8 +455,9 @@ def test_the_pooled_prediction_is_that_of_its_formulas():
             middle = shares[:, k] @ before[:, k]
             w += 2 / 3 * shares[:, k] @ (before[:, k] - middle) ** 2 / (1 - alone)
             n += t[k] / alone
-        w /= 0.75
-        a = np.sqrt((1 + factor * w) / (1 + factor * w * (0.25 + 0.75 / n)))
+        alike = 200 / (200 + counts.sum() / 3)
+        w /= 1 - alike
+        a = np.sqrt((1 + factor * w) / (1 + factor * w * (alike + (1 - alike) / n)))
         b = np.sqrt(1 + factor * v * (1 - 1 / n))
         wanted = np.log(softmax((a * b * q[row] + a * total) / 2))
         np.testing.assert_allclose(found[row].tolist(), wanted, atol=1e-3)

@@ -20,10 +20,11 @@ client connects it to others. From a few stray samples a network hardly learns a
 shards of digits under seeds 10 to 13."""
 PROBIT = math.pi / 8
 """λ of E σ(f) ≈ σ(f̄ / (1 + λ v)^½) for a logit f of variance v (MacKay 1992)."""
-CORRELATION = 0.25
-"""Of the errors of two clients' logits: networks that learn from few samples err alike. With 0, of
-forty clients with 50 to 100 images each, all together were .10 to .31 too confident. Chosen on 38
-federations by training images that no client had."""
+CORRELATED = 200
+"""Samples of a client with which the errors of two clients' logits correlate by a half: networks
+that learn from few samples err alike. As if they never did, forty clients of 50 to 100 images were
+together .10 to .31 too confident. Chosen on 47 federations by training images and digits that no
+client had."""
 _SHARED = 0.05
 """Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
 
@@ -157,7 +158,11 @@ def frequencies(counts: Tensor) -> Tensor:
 
 
 def sharpness(
-    scores: Tensor, shares: Tensor, log: Tensor, temperatures: Sequence[float | None]
+    scores: Tensor,
+    shares: Tensor,
+    log: Tensor,
+    temperatures: Sequence[float | None],
+    samples: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
     """The factors a of logits and b of probabilities that `Teacher.pooled` describes, [n, 1].
 
@@ -167,6 +172,7 @@ def sharpness(
         log: of what they say together, [n, K]; of any scale.
         temperatures: by which the clients' logits were divided, [S]; None: by none. Below 1 they
             tell of no variance.
+        samples: of a client, on average.
 
     Examples:
         >>> import torch
@@ -174,8 +180,8 @@ def sharpness(
         >>> scores = torch.tensor([[[1.0, -1.0]], [[3.0, -3.0]]])
         >>> shares, log = torch.full((2, 2), 0.5), torch.tensor([[2.0, -2.0]])
         >>> a, b = sharpness(scores, shares, log, [2.0, 2.0])
-        >>> round(float(a), 3), round(float(b), 3)  # w = 16 / 0.75, v = 4, N = 2
-        (1.226, 1.336)
+        >>> round(float(a), 3), round(float(b), 3)  # w = 16, v = 4, N = 2
+        (1.326, 1.336)
     """
     f, pi = scores.double(), shares.double()[:, None]
     f = f - f.mean(-1, keepdim=True)
@@ -187,8 +193,9 @@ def sharpness(
         return 2 * PROBIT * (spread / (1 - several).clamp_min(_SHARED)).mean(-1, keepdim=True)
 
     undivided = f.new_tensor([max(1.0, t or 1.0) for t in temperatures])[:, None, None]
-    v, w = variance(f), variance(f * undivided) / (1 - CORRELATION)  # they differ by the rest
+    alike = CORRELATED / (CORRELATED + samples)
+    v, w = variance(f), variance(f * undivided) / (1 - alike)  # clients differ by the rest
     n = (log.double().softmax(-1) / several).sum(-1, keepdim=True)
-    a = ((1 + w) / (1 + w * (CORRELATION + (1 - CORRELATION) / n))).sqrt()
+    a = ((1 + w) / (1 + w * (alike + (1 - alike) / n))).sqrt()
     b = (1 + v * (1 - 1 / n)).sqrt()
     return a.to(scores.dtype), b.to(scores.dtype)

@@ -237,9 +237,9 @@ class Teacher:
         """The same, as confident as all samples together make it, if clients are calibrated.
 
         A client with few samples has logits that are off by a variance w. Calibrated, it divides
-        them by (1 + λ w)^½. The mean of N clients, whose errors have the correlation ρ
-        (`class_counts.CORRELATION`), is off by w (ρ + (1 − ρ) / N) only. So the sum of logits is
-        multiplied by
+        them by (1 + λ w)^½. The mean of N clients, whose errors correlate by ρ = 200 / (200 + n)
+        with n samples on average, is off by w (ρ + (1 − ρ) / N) only; ρ is 0 if nobody knows n. So
+        the sum of logits is multiplied by
 
             a = ((1 + λ w) / (1 + λ w (ρ + (1 − ρ) / N)))^½.
 
@@ -383,7 +383,8 @@ class Teacher:
         if self._pooling:
             own = ((counts + 1) / (counts + 1).sum(1, keepdim=True)).log().to(draws)
             told = kind.normalized(draws) - own[:, None]
-            a, b = sharpness(told, shares, (chain + total) / 2, self.temperatures)
+            samples = float(counts.sum()) / len(counts)
+            a, b = sharpness(told, shares, (chain + total) / 2, self.temperatures, samples)
             chain, total = a * b * chain, a * total
         found = (chain + total) / 2
         if len(self._groups) > 1:
