@@ -427,7 +427,7 @@ def test_many_small_clients_are_hardly_too_sure_together():
         gaps.append([float(p.amax(1).mean() - right) for p in (mine, plain)])
     mine, plain = np.mean(gaps, 0)
     assert plain < -0.05
-    assert abs(mine) < 0.02
+    assert abs(mine) < 0.03
 
 
 def test_the_pooled_prediction_is_that_of_its_formulas():
@@ -455,7 +455,7 @@ def test_the_pooled_prediction_is_that_of_its_formulas():
             middle = shares[:, k] @ before[:, k]
             w += 2 / 3 * shares[:, k] @ (before[:, k] - middle) ** 2 / (1 - alone)
             n += t[k] / alone
-        alike = 200 / (200 + counts.sum() / 3)
+        alike = 50 / (50 + counts.sum() / 3)
         w /= 1 - alike
         a = np.sqrt((1 + factor * w) / (1 + factor * w * (alike + (1 - alike) / n)))
         b = np.sqrt(1 + factor * v * (1 - 1 / n))

@@ -237,7 +237,7 @@ class Teacher:
         """The same, as confident as all samples together make it, if clients are calibrated.
 
         A client with few samples has logits that are off by a variance w. Calibrated, it divides
-        them by (1 + λ w)^½. The mean of N clients, whose errors correlate by ρ = 200 / (200 + n)
+        them by (1 + λ w)^½. The mean of N clients, whose errors correlate by ρ = 50 / (50 + n)
         with n samples on average, is off by w (ρ + (1 − ρ) / N) only; ρ is 0 if nobody knows n. So
         the sum of logits is multiplied by
 
