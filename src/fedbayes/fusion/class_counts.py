@@ -23,7 +23,7 @@ PROBIT = math.pi / 8
 CORRELATED = 50
 """Samples of a client with which the errors of two clients' logits correlate by a half: networks
 that learn from few samples err alike. With 0, forty clients of 50 to 100 images were together .10
-to .31 too confident. More suits networks trained for long, 0 those trained for short. Chosen on 50
+to .31 too confident. More suits networks trained for long, 0 those trained for short. Chosen on 56
 federations by training images and digits that no client had."""
 _SHARED = 0.05
 """Least 1 − 1/N of a class in the variance between clients: with one client there is none."""
