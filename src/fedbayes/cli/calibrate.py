@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedbayes.cli.app import Console, app
-from fedbayes.cli.options import Metrics, RunFolder, named, shares
+from fedbayes.cli.options import Metrics, named, shares
 from fedbayes.core.files import json_text
 from fedbayes.errors import RunError, warn
 from fedbayes.storage.formatting import number, words
@@ -20,7 +20,9 @@ METHODS = ("temperature", "conformal", "hazards")
 
 @app.command()
 def calibrate(
-    folder: RunFolder,
+    model: Annotated[
+        Path, typer.Argument(help="Run folder; with --sums a model file.", exists=True)
+    ],
     method: Annotated[
         str | None,
         typer.Option(
@@ -93,9 +95,21 @@ def calibrate(
         float | None,
         typer.Option(help="hazards: round times up to multiples of this. Default: 0, exact times."),
     ] = None,
+    sums: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="JSON file of fedbayes sums --temperature, to fit the temperature of a model "
+            "file. Repeat it for each client."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="With --sums: calibrated model file to write."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure how well calibrated a run is, or calibrate it with --method.
+    """Measure how well calibrated a run is, or calibrate it with --method; or calibrate a model
+    file with --sums.
 
     `predict` and `export` use the calibration from then on.
     """
@@ -103,24 +117,68 @@ def calibrate(
     new = None if prior is None else shares("--prior", prior)
     of_conformal = {"level": level, "score": score, "malicious": malicious, "prior": new}
     of_hazards = {"rows": rows, "coarsen": coarsen}
+    if sums or out is not None or model.is_file():
+        of_runs: dict[str, object] = {"method": method, "personal": personal or None}
+        of_runs |= {"client": client, "plot": plot, "share": share, **of_conformal, **of_hazards}
+        of_runs |= {"metrics": None if metrics == "auto" else metrics}
+        of_runs |= {"per_client": per_client or None}
+        _model_file(model, sums or [], out, as_json, **of_runs)
+        return
     _refuse(chosen, (), client=client, plot=plot, metrics=None if metrics == "auto" else metrics)
     _refuse(chosen, ("temperature", "conformal"), share=share)
     _refuse(chosen, ("conformal",), **of_conformal)
     _refuse(chosen, ("conformal", "hazards"), per_client=per_client or None)
     _refuse(chosen, ("hazards",), **of_hazards)
     if not chosen:
-        _measure(folder, personal, client, plot, metrics, as_json)
+        _measure(model, personal, client, plot, metrics, as_json)
         return
     both = {"personal": personal, "per_client": per_client}
     shared = {} if share is None else {"share": share}
     steps: dict[str, Callable[[], dict[str, Any]]] = {
-        "temperature": lambda: _temperature(folder, as_json, personal=personal, **shared),
-        "conformal": lambda: _conformal(folder, as_json, **both, **shared, **_given(of_conformal)),
-        "hazards": lambda: _hazards(folder, as_json, **both, **_given(of_hazards)),
+        "temperature": lambda: _temperature(model, as_json, personal=personal, **shared),
+        "conformal": lambda: _conformal(model, as_json, **both, **shared, **_given(of_conformal)),
+        "hazards": lambda: _hazards(model, as_json, **both, **_given(of_hazards)),
     }
     found = {name: steps[name]() for name in METHODS if name in chosen}
     if as_json:
         print(json_text(found if len(found) > 1 else found[chosen[0]]))
+
+
+def _model_file(
+    model: Path, sums: list[Path], out: Path | None, as_json: bool, **of_runs: object
+) -> None:
+    """Write a model file with the temperature of the clients' sums."""
+    if model.is_dir():
+        option = "--sums" if sums else "--out"
+        raise RunError(
+            f"{option} has no effect on a run folder. Leave it out, and add --method temperature"
+        )
+    if not sums:
+        raise RunError(
+            f"{model} is a model file, which is calibrated by its clients' sums: fedbayes sums "
+            f"{model} --data FILE --temperature -o sums.json, then fedbayes calibrate {model} "
+            "--sums sums.json -o OUT"
+        )
+    for name in _given(of_runs):
+        raise RunError(f"--{name.replace('_', '-')} has no effect with --sums. Leave it out")
+    if out is None:
+        raise RunError("--sums needs --out, the calibrated model file to write")
+    from dataclasses import asdict
+
+    from fedbayes.workflows.calibrate.temperature_files import calibrate_model
+
+    found = calibrate_model(model, sums, out)
+    if as_json:
+        print(json_text(asdict(found) | {"path": str(found.path)}))
+        return
+    clients = f"{found.clients:,} client{'s' if found.clients != 1 else ''}"
+    former = "" if found.replaced is None else f" instead of {found.replaced:.4f}"
+    Console().print(
+        f"wrote {out}: temperature {found.temperature:.4f}{former}, from {found.rows:,} rows of "
+        f"{clients}. predict and evaluate apply it; elsewhere, divide the logits by it",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _chosen(method: str | None) -> list[str]:

@@ -56,6 +56,7 @@ EXAMPLES = {
         "fedbayes calibrate runs/first --plot reliability.png",
         "fedbayes calibrate runs/first --method temperature,conformal --level 0.9",
         "fedbayes calibrate runs/survival --method hazards",
+        "fedbayes calibrate fused.pt2 --sums a.json --sums b.json -o calibrated.pt2",
     ),
     "export": (
         "fedbayes export runs/first --out model.safetensors",

@@ -10,6 +10,7 @@ from fedbayes.cli.app import Console, app
 from fedbayes.cli.options import Json, Mean, Setting, Std, numbers, overrides
 from fedbayes.core.files import json_text, require_files
 from fedbayes.core.wording import size
+from fedbayes.errors import ConfigError
 
 
 @app.command()
@@ -135,15 +136,28 @@ def sums(
         float | None,
         typer.Option(help="Noise on counts of texts: ε of differential privacy for one text."),
     ] = None,
+    temperature: Annotated[
+        bool,
+        typer.Option(
+            "--temperature",
+            help="Sums of the model's predictions of rows that it did not train on, for fedbayes "
+            "calibrate --sums.",
+        ),
+    ] = False,
     settings: Setting = None,
     as_json: Json = False,
 ) -> None:
     """Compute sums over a client's data for fuse --sums: of rows means and correlations, of images
-    and signals the mean and spectra, of texts counts of tokens and pairs.
+    and signals the mean and spectra, of texts counts of tokens and pairs. With --temperature, sums
+    of a model's predictions for calibrate --sums.
     """
+    given = settings or []
+    if temperature:
+        _predictions(model, data, out, given, min_rows, as_json, category, epsilon)
+        return
     from fedbayes.workflows.fuse.client_sums import SumsJob
 
-    done = SumsJob(data, out, model, settings or [], category or [], min_rows, epsilon).run()
+    done = SumsJob(data, out, model, given, category or [], min_rows, epsilon).run()
     if as_json:
         print(json_text({"path": str(out), **done}))
         return
@@ -165,6 +179,37 @@ def sums(
         told += f". Noise: ({done['epsilon']:g}, {done['delta']:.1g})-differential privacy"
     Console().print(
         f"wrote {out}: {told}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _predictions(
+    model: Path | None,
+    data: Path,
+    out: Path,
+    given: list[str],
+    least: int,
+    as_json: bool,
+    category: list[str] | None,
+    epsilon: float | None,
+) -> None:
+    """Sums of a model's predictions."""
+    if model is None:
+        raise ConfigError("--temperature needs a model: fedbayes sums MODEL --temperature")
+    for option, value in (("--category", category), ("--epsilon", epsilon)):
+        if value is not None:
+            raise ConfigError(f"{option} has no effect with --temperature. Leave it out")
+    from fedbayes.workflows.calibrate.temperature_files import write_temperature_sums
+
+    sums = write_temperature_sums(model, data, out, given, least=least)
+    if as_json:
+        print(json_text({"path": str(out), "rows": sums.rows, "left_out": sums.left_out}))
+        return
+    left = f". {sums.left_out:,} rows have no prediction, and are left out" if sums.left_out else ""
+    Console().print(
+        f"wrote {out}: {sums.numbers:,} sums of the predictions of {sums.rows:,} rows. They "
+        f"contain no single row{left}",
         highlight=False,
         soft_wrap=True,
     )

@@ -310,6 +310,21 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
     Raises:
         ModelError: the file is absent, damaged, or holds pickled objects.
     """
+    _, module, text = _load_program(path)
+    _tie(module)
+    return module, text
+
+
+def with_card(path: Path, text: str) -> bytes:
+    """The content of a `.pt2` file with another card; errors as for `read_program`."""
+    program, _, _ = _load_program(path)
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={f"{CARD}.json": text})
+    return buffer.getvalue()
+
+
+def _load_program(path: Path) -> tuple[torch.export.ExportedProgram, nn.Module, str]:
+    """The program in a `.pt2` file, as a module too, and the text of its card."""
     try:
         data = read_bytes(path)
     except OSError as error:
@@ -319,7 +334,8 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
         extra = {f"{CARD}.json": ""}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of what programs are made of
-            module = torch.export.load(io.BytesIO(data), extra_files=extra).module()
+            program = torch.export.load(io.BytesIO(data), extra_files=extra)
+            module = program.module()
     except UnpicklingError as error:
         raise ModelError(_unreadable(path, str(error))) from None
     except Exception as error:  # of many classes, none of them documented
@@ -328,8 +344,7 @@ def read_program(path: Path) -> tuple[nn.Module, str]:
             f"{path} is damaged or not a program of torch.export: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from None
-    _tie(module)
-    return module, extra[f"{CARD}.json"]
+    return program, module, extra[f"{CARD}.json"]
 
 
 def _tie(module: nn.Module) -> None:

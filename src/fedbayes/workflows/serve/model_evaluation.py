@@ -378,7 +378,7 @@ def compare(
         raise ModelError(f"there are no test samples: {tests.what}")
     target = tests.preprocessing.target
     for name, model in models.items():
-        _check(name, model, tests)
+        check_fits(name, model, tests)
     fused = [models[name] for name in inputs]
     if counts is not None and (
         len(counts) != len(fused) or counts.shape[1] not in {1, target.classes}
@@ -418,7 +418,7 @@ def compare(
             f"{listed(target.names, 12)}, in this order"
         )
     for name, one in models.items():
-        _doubt_order(name, one, tests)
+        doubt_order(name, one, tests)
     asked = {name: _asked(name, one, metrics) for name, one in candidates.items()}
     return [_score(name, one, tests, asked[name]) for name, one in candidates.items()]
 
@@ -456,7 +456,7 @@ def _score(name: str, one: Candidate, tests: EvaluationSet, asked: tuple[str, ..
     return Score(name, metrics(found), one.parameters, rows, one.standardized, clients, one.note)
 
 
-def _doubt_order(name: str, model: Candidate, tests: EvaluationSet) -> None:
+def doubt_order(name: str, model: Candidate, tests: EvaluationSet) -> None:
     """Print a warning if outputs without names seem to be in another order than the classes."""
     target, samples = tests.preprocessing.target, tests.samples
     if not model.unnamed or not target.classes:
@@ -467,7 +467,7 @@ def _doubt_order(name: str, model: Candidate, tests: EvaluationSet) -> None:
     warn_of_order(name, torch.cat(says).cpu(), some.y.cpu(), target)
 
 
-def _check(name: str, model: Candidate, tests: EvaluationSet) -> None:
+def check_fits(name: str, model: Candidate, tests: EvaluationSet) -> None:
     """See that a model fits the samples, and say where it sees others than they."""
     here, own = tests.preprocessing, model.preprocessing
     for what, then, now in differences(own, here):
