@@ -51,9 +51,9 @@ from fedbayes.fusion.teacher import ALIKE, SOFTNESS, SOFTNESS_OF_CHAIN, Teacher
 from fedbayes.fusion.temperature import TemperatureScaled
 from fedbayes.fusion.uncompared import RIDGE, SPREAD
 from fedbayes.inputs import add_sums, sums_of, write_sums
-from fedbayes.likelihoods import evaluate, total
+from fedbayes.likelihoods import evaluate, temperature, total
 from fedbayes.models.resize import with_weights
-from fedbayes.runs.build import stored_data
+from fedbayes.runs.build import build_runtime, stored_data
 from fedbayes.workflows.fuse.client_models import Seen, read_silos
 from fedbayes.workflows.fuse.function_settings import function_settings
 from fedbayes.workflows.fuse.network_fusing import drawn
@@ -119,7 +119,7 @@ def one_shot(alpha, published):
 def fedlpa(labels, **data):
     """FedLPA's protocol on MNIST: ten clients of so many classes, one start, ten epochs.
 
-    Here clients of several classes keep a tenth of their rows for a temperature.
+    Here clients keep a tenth of their rows for a temperature.
     """
     data = {"name": "mnist", "clients": 10, "partition": f"fusion_partitions:{labels}", **data}
     return Case(
@@ -229,6 +229,8 @@ class Case:
         return [*plain, *fused, *self.baselines]
 
 
+COLUMNS = {"divergence": 3, "ece": 3, "ece_by_sums": 3, "seconds": 1, "parameters": 0}
+"""Further columns of tables, and their decimals."""
 SHARED = ("regmean", "fisher", "kfac")
 ALIGNED = ("permute", "c2m3", "c2m3, repaired")
 CASES = {
@@ -281,7 +283,7 @@ CASES = {
     "vgg-2": vgg(2, 4, 0.845),
     "vgg-4": vgg(4, 6, 0.789),
     "vgg-8": vgg(8, 8, 0.696),
-    "fedlpa-1": fedlpa("one_label"),
+    "fedlpa-1": fedlpa("one_label", validation=0.1),
     "fedlpa-2": fedlpa("two_labels", validation=0.1),
     "fedlpa-3": fedlpa("three_labels", validation=0.1),
     "resnet20-small": residual("resnet20", precision="bf16"),
@@ -307,6 +309,11 @@ class Clients:
         self.seconds = time.perf_counter() - begin
         self.seed, self.folder, self.prior = seed, run.path, case.prior
         self.data = stored_data(config, run)
+        runtime = build_runtime(config, self.data, quiet=True)
+        aside = (
+            self.data.test if data.get("validation") else lambda client: runtime.parts(client)[1]
+        )
+        self.kept = [aside(client) for client in range(self.data.clients)]
         paths, files = sorted((run.path / "clients").glob("*.safetensors")), ModelFiles()
         self.silos = read_silos(paths, config.model, Seen(), files=files)
         self.temperatures = sent_temperatures(paths, files)
@@ -409,6 +416,17 @@ class Clients:
         write_sums(add_sums([sums_of((x * std + mean).numpy()) for x in rows]), path)
         return path
 
+    def calibrated(self, network):
+        """The ECE at the temperature of the sums of all clients' kept rows, if there are any."""
+        function, kind = frozen(network), self.silos.likelihood
+        sums = temperature.TemperatureSums.nothing()
+        for rows in self.kept:
+            sums += temperature.sums_of(kind, lambda x: function(x)[None], rows)
+        if not sums.rows:
+            return {}
+        scaled = TemperatureScaled(network, sums.with_prior().temperature()).eval()
+        return {"ece_by_sums": self.metrics(frozen(scaled))["ece"]}
+
     def fused(self, width, sums, settings, unlabelled):
         """A fusion in function space."""
         prior = str(self.unlabelled) if unlabelled else self.prior
@@ -429,6 +447,7 @@ class Clients:
             "accuracy": found["accuracy"],
             "nll": found["nll"],
             "ece": found["ece"],
+            **self.calibrated(fusion.module),
             "divergence": fusion.likeness.divergence,
             "agreement": fusion.likeness.agreement,
             "seconds": sum(fusion.seconds.values()),
@@ -502,7 +521,7 @@ def table(rows):
         share = own["accuracy"] / own["seed"].map(ensemble)
         line = {"what": what, "seeds": str(len(own)), "accuracy": mean_and_std(own["accuracy"])}
         line["of the ensemble"] = f"{share.mean():.3f}"
-        for column, digits in (("divergence", 3), ("ece", 3), ("seconds", 1), ("parameters", 0)):
+        for column, digits in COLUMNS.items():
             values = own[column].dropna() if column in own else []
             line[column] = f"{statistics.fmean(values):,.{digits}f}" if len(values) else ""
         lines.append(line)

@@ -124,6 +124,24 @@ def calibrate_model(model: Path, sums: Sequence[Path], out: Path) -> CalibratedM
     Raises:
         FedbayesError: a file cannot be read or written, or is of another model; or no temperature
             is the best.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> import numpy as np
+        >>> from sklearn.datasets import load_digits
+        >>> from fedbayes.workflows.calibrate import temperature_files
+        >>> from fedbayes.workflows.serve.export import export
+        >>> few = {"clients": 2, "limit": 200}
+        >>> run = fedbayes.run(rounds=1, model={"hidden": [8]}, data=few, out="uncalibrated")
+        >>> model, kept, sums = Path("plain.safetensors"), Path("kept.npz"), Path("sums.json")
+        >>> export(run.folder, model).path.name
+        'plain.safetensors'
+        >>> np.savez(kept, x=load_digits().images[:100], y=load_digits().target[:100])
+        >>> temperature_files.write_temperature_sums(model, kept, sums, ["data.scale=16"]).rows
+        100
+        >>> temperature_files.calibrate_model(model, [sums], Path("calibrated.safetensors")).rows
+        100
     """
     program = is_program(model)
     writable(out, "the model", (".pt2",) if program else WEIGHTS, [model, *sums])
