@@ -86,6 +86,7 @@ def bad(tmp_path_factory):
         ("old", {"format": "fedbayes-sums-1"}),
     ):
         (folder / f"{name}.json").write_text(json.dumps(table | change))
+    (folder / "copy.json").write_bytes((folder / "0.json").read_bytes())
     return folder
 
 
@@ -202,7 +203,11 @@ def test_a_program_of_networks_without_cards(sites, tmp_path, capsys):
         ("calibrate m.safetensors --sums 0.json -o m.safetensors", "would replace one of the"),
         ("calibrate m.safetensors --sums 0.json -o c.pt2", "unknown format"),
         ("calibrate other.safetensors --sums 0.json -o c.pt", "0.json has sums of another file"),
-        ("calibrate m.safetensors --sums 0.json --sums ./0.json -o c.pt", "is given twice"),
+        (
+            "calibrate m.safetensors --sums 0.json --sums ./0.json -o c.pt",
+            "0.json is the same as 0.json",
+        ),
+        ("calibrate m.safetensors --sums 0.json --sums copy.json -o c.pt", "copy.json is the same"),
         ("calibrate m.safetensors --sums 0.csv -o c.pt", "0.csv does not contain sums for a"),
         ("calibrate m.safetensors --sums bad.json -o c.pt", "these sums are impossible"),
         ("calibrate m.safetensors --sums short.json -o c.pt", "there are 401 points"),

@@ -147,10 +147,11 @@ def calibrate_model(model: Path, sums: Sequence[Path], out: Path) -> CalibratedM
     writable(out, "the model", (".pt2",) if program else WEIGHTS, [model, *sums])
     card = _card(model, frozenset())
     here, total = digest(read_bytes(model)), TemperatureSums.nothing()
-    for number, path in enumerate(sums):
-        if path.resolve() in [other.resolve() for other in sums[:number]]:
-            raise DataError(f"{path} is given twice. Give each client's file once")
+    before: dict[str, Path] = {}
+    for path in sums:
         found, of_model = _read(path)
+        if (first := before.setdefault(digest(read_bytes(path)), path)) is not path:
+            raise DataError(f"{path} is the same as {first}. Give each client's file once")
         if of_model != here:
             raise DataError(
                 f"{path} has sums of another file than {model}. Create them with: fedbayes sums "
