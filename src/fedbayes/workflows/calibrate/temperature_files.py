@@ -31,7 +31,7 @@ from fedbayes.workflows.serve.model_files import WEIGHTS, ModelFiles, read_with_
 FORMAT = "fedbayes-temperature-sums-1"
 
 
-class _File(BaseModel):
+class _TemperatureFile(BaseModel):
     """The JSON file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -80,6 +80,21 @@ def write_temperature_sums(
     Raises:
         FedbayesError: a file cannot be read or written, the model has no temperature or does not
             fit the rows, or there are too few rows.
+
+    Examples:
+        >>> from pathlib import Path
+        >>> import fedbayes
+        >>> import numpy as np
+        >>> from sklearn.datasets import load_digits
+        >>> from fedbayes.workflows.calibrate.temperature_files import write_temperature_sums
+        >>> from fedbayes.workflows.serve.export import export
+        >>> run = fedbayes.run(rounds=1, model={"hidden": [8]}, data={"limit": 200}, out="summed")
+        >>> model, rows, sums = Path("summed.safetensors"), Path("rows.npz"), Path("summed.json")
+        >>> export(run.folder, model).path.name
+        'summed.safetensors'
+        >>> np.savez(rows, x=load_digits().images[:100], y=load_digits().target[:100])
+        >>> write_temperature_sums(model, rows, sums, ["data.scale=16"]).rows
+        100
     """
     writable(out, "the sums", (".json",), [data, model])
     _card(model, named_by(given))
@@ -97,7 +112,7 @@ def write_temperature_sums(
             f"{data} has {sums.rows:,} rows with a prediction, and sums of few rows nearly reveal "
             f"them; the minimum is {least}. Combine them with other rows, or set --min-rows"
         )
-    content = _File(
+    content = _TemperatureFile(
         format=FORMAT,
         model=digest(read_bytes(model)),
         rows=sums.rows,
@@ -171,7 +186,7 @@ def calibrate_model(model: Path, sums: Sequence[Path], out: Path) -> CalibratedM
 
 def _read(path: Path) -> tuple[TemperatureSums, str]:
     """Sums that a client sent, and the digest of their model's file."""
-    file = read_as(_File, path, "does not contain sums for a temperature")
+    file = read_as(_TemperatureFile, path, "does not contain sums for a temperature")
     if file.format != FORMAT:
         raise DataError(
             f"{path} does not contain sums for a temperature: its format is {file.format!r}, not "
