@@ -36,6 +36,14 @@ def test_settings_of_all_tables():
     assert found.posterior == "last-layer"
 
 
+def test_none_is_a_value_where_it_has_a_meaning():
+    """As the help says: without patience training never stops early."""
+    found = function_settings(["function.distillation.patience=none", "function.matched=none"])
+    assert found == FunctionSettings(distillation=DistillationSettings(patience=None))
+    with pytest.raises(ConfigError, match="function.distillation.steps is 'none'"):
+        function_settings(["function.distillation.steps=none"])
+
+
 def test_minutes():
     assert function_settings([], 0).distillation is None
     found = function_settings(["function.distillation.lr=0.01"], 2.5).distillation

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -306,15 +306,18 @@ def checked(
 
     Args:
         kind: of settings.
-        given: those that are not the default.
+        given: those that are not the default; the word none is None where a setting may be that.
         prefix: of their names, in errors.
         known: all settings that errors may name; those of the kind by default.
 
     Raises:
         ConfigError: there is no such setting, or it is out of range.
     """
+    fields = kind.model_fields.items()
+    may_be_none = {name for name, one in fields if type(None) in get_args(one.annotation)}
+    none = {name: None for name, value in given.items() if value == "none" and name in may_be_none}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate({**given, **none})
     except ValidationError as error:
         raise ConfigError(explain(kind, error, known or list(rows(kind, prefix)), prefix)) from None
 
