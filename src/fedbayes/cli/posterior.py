@@ -196,7 +196,7 @@ def _predictions(
 ) -> None:
     """Sums of a model's predictions."""
     if model is None:
-        raise ConfigError("--temperature needs a model: fedbayes sums MODEL --temperature")
+        raise ConfigError("--temperature needs a model: fedbayes sums MODEL --temperature …")
     for option, value in (("--category", category), ("--epsilon", epsilon)):
         if value is not None:
             raise ConfigError(f"{option} has no effect with --temperature. Leave it out")

@@ -170,7 +170,7 @@ def calibrate_model(model: Path, sums: Sequence[Path], out: Path) -> CalibratedM
         if of_model != here:
             raise DataError(
                 f"{path} has sums of another file than {model}. Create them with: fedbayes sums "
-                f"{model} --temperature"
+                f"{model} --data FILE --temperature -o sums.json"
             )
         total += found
     temperature = total.with_prior().temperature()
