@@ -40,7 +40,7 @@ def test_none_is_a_value_where_it_has_a_meaning():
     """As the help says: without patience training never stops early."""
     found = function_settings(["function.distillation.patience=none", "function.matched=none"])
     assert found == FunctionSettings(distillation=DistillationSettings(patience=None))
-    with pytest.raises(ConfigError, match="function.distillation.steps is 'none'"):
+    with pytest.raises(ConfigError, match=r"function.distillation\.steps is 'none'"):
         function_settings(["function.distillation.steps=none"])
 
 
