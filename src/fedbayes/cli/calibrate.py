@@ -148,11 +148,9 @@ def _model_file(
     model: Path, sums: list[Path], out: Path | None, as_json: bool, **of_runs: object
 ) -> None:
     """Write a model file with the temperature of the clients' sums."""
-    if model.is_dir():
-        option = "--sums" if sums else "--out"
-        raise RunError(
-            f"{option} has no effect on a run folder. Leave it out, and add --method temperature"
-        )
+    from fedbayes.workflows.calibrate.temperature_files import calibrate_model, refuse_folder
+
+    refuse_folder(model)
     if not sums:
         raise RunError(
             f"{model} is a model file, which is calibrated by its clients' sums: fedbayes sums "
@@ -164,8 +162,6 @@ def _model_file(
     if out is None:
         raise RunError("--sums needs --out, the calibrated model file to write")
     from dataclasses import asdict
-
-    from fedbayes.workflows.calibrate.temperature_files import calibrate_model
 
     found = calibrate_model(model, sums, out)
     if as_json:

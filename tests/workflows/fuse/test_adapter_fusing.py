@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from fedbayes.models import read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
 from fedbayes.workflows.fuse.adapter_fusing import _Pace, head_size
-from fedbayes.workflows.serve.model_files import ModelFiles
+from fedbayes.workflows.fuse.client_models import Seen, read_silos
+from fedbayes.workflows.serve.model_files import ModelFiles, write_model
 from tests.helpers.command_line import command
 from tests.helpers.others import (
     WORDS,
@@ -400,6 +402,7 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
         assert command("fuse", *clients, "-o", out, *options) == 0
         told = json.loads(capsys.readouterr().out)
     assert told["bytes"] < 20_000
+    assert ModelFiles()[file][1].temperature == told["temperature"] != 1
     # Counts and temperatures in the files are those of the teacher, as of whole networks.
     asked = {"inputs": str(texts), "draws": 64, "minutes": 0, "rank": 3}
     notes = fedbayes.fuse(clients, out=tmp_path / "python", **asked).notes
@@ -422,13 +425,46 @@ def test_clients_of_a_federation(bert, tmp_path, capsys):
     base = AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
     theirs = PeftModel.from_pretrained(base, folder).eval()
     x = ids()
-    from fedbayes.workflows.fuse.client_models import Seen, read_silos
-
     ours = read_silos([file], None, Seen())
     with torch.no_grad():
         torch.testing.assert_close(ours.networks[str(file)](x), logits(theirs, x))
     capsys.readouterr()
     assert command("evaluate", file, "--run", run, "--json") == 0
+
+
+def test_a_fused_adapter_is_as_sure_as_its_clients(bert, tmp_path, capsys):
+    """Two clients of one prediction and one temperature: it is that of the fused adapter."""
+    texts = write_texts(tmp_path / "notes.csv")
+    data = {"path": texts, "label": "outcome", "tokens": "note", "max_tokens": 12, "group": "site"}
+    model = {"name": "transformers", "pretrained": str(bert), "trains": "lora", "lora_rank": 2}
+    training = {"lr": 0.1, "epochs": 5}
+    run = tmp_path / "run"
+    fedbayes.run(method="local", rounds=1, data=data, model=model, training=training, out=run)
+    first = next((run / "clients").glob("*.safetensors"))
+    weights, card = ModelFiles()[first]
+    one, twin = tmp_path / "one.safetensors", tmp_path / "twin.safetensors"
+    write_model(one, weights, replace(card, temperature=3.0))
+    write_model(twin, weights, replace(card, temperature=3.0, client="twin"))
+    fused, folder = tmp_path / "fused.safetensors", tmp_path / "fused"
+    found = fedbayes.fuse([one, twin], out=fused, inputs=str(texts), draws=64)
+    warmth = found.summary["temperature"]
+    assert ModelFiles()[fused][1].temperature == warmth
+    networks = read_silos([one, fused], None, Seen()).networks
+    with torch.no_grad():
+        said = [network(ids()).log_softmax(-1) for network in networks.values()]
+    np.testing.assert_allclose((said[1] / warmth).softmax(-1), (said[0] / 3).softmax(-1), atol=0.02)
+    capsys.readouterr()
+    assert command("fuse", one, twin, "-o", folder, "--inputs", texts, "--draws", "64") == 0
+    assert f"divide the logits of {folder} by" in capsys.readouterr().out.replace("\n", " ")
+    # Clients' sums take the place of this temperature in a file, but a folder has none.
+    sums, better = tmp_path / "sums.json", tmp_path / "better.safetensors"
+    own = ["--data", texts, "-o", sums, "--temperature"]
+    assert command("sums", fused, *own) == 0
+    assert command("calibrate", fused, "--sums", sums, "-o", better) == 0
+    assert ModelFiles()[better][1].temperature != warmth
+    for wrong in (["sums", folder, *own], ["calibrate", folder, "--sums", sums, "-o", "none.pt"]):
+        assert command(*wrong) == 2
+        assert "has no place for a temperature" in capsys.readouterr().err
 
 
 def refused(capsys, *arguments):

@@ -17,6 +17,7 @@ from fedbayes.errors import DataError, ModelError, RunError
 from fedbayes.likelihoods.temperature import TemperatureSums, has_temperature, sums_of
 from fedbayes.models.files import with_card
 from fedbayes.storage.card import Card
+from fedbayes.workflows.fuse.adapter_files import CONFIG
 from fedbayes.workflows.fuse.client_sums import LEAST
 from fedbayes.workflows.fuse.posterior_files import is_posterior
 from fedbayes.workflows.serve.evaluation_set import (
@@ -203,11 +204,7 @@ def _read(path: Path) -> tuple[TemperatureSums, str]:
 
 def _card(model: Path, trusted: frozenset[str]) -> Card:
     """The card of a model file, where its temperature is kept."""
-    if model.is_dir():
-        raise RunError(
-            f"{model} is a folder, not a model file. Calibrate a run with fedbayes calibrate "
-            f"{model} --method temperature"
-        )
+    refuse_folder(model)
     if not is_program(model) and is_posterior(model):
         raise ModelError(
             f"{model} is a client's posterior, whose temperature is fitted by fedbayes posterior "
@@ -220,3 +217,22 @@ def _card(model: Path, trusted: frozenset[str]) -> Card:
             "fedbayes export"
         )
     return card
+
+
+def refuse_folder(model: Path) -> None:
+    """See that a path is not of a folder.
+
+    Raises:
+        ModelError: it is a PEFT folder.
+        RunError: it is another.
+    """
+    if (model / CONFIG).is_file():
+        raise ModelError(
+            f"{model} is a PEFT folder, which has no place for a temperature. Fuse clients' files "
+            "to a file, such as -o fused.safetensors"
+        )
+    if model.is_dir():
+        raise RunError(
+            f"{model} is a folder, not a model file. Calibrate a run with fedbayes calibrate "
+            f"{model} --method temperature"
+        )

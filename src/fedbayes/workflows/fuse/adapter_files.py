@@ -404,6 +404,7 @@ def write_adapter(
     rank: int,
     method: str,
     base: str | None = None,
+    temperature: float = 1.0,
 ) -> Path:
     """Write a fused adapter, and return its file of tensors.
 
@@ -415,11 +416,12 @@ def write_adapter(
         rank: of the changes.
         method: how it was fused.
         base: the network that a user says it is of.
+        temperature: of its predictions, which a file's card has; a folder has no place for it.
     """
     kinds = {t.dtype for one in adapters for change in one.layers.values() for t in (change.a,)}
     kind = kinds.pop() if len(kinds) == 1 else torch.float32
     if out.suffix.lower() == ".safetensors" and not out.is_dir():
-        _write_file(out, adapters[0], layers, saved, rank, method)
+        _write_file(out, adapters[0], layers, saved, rank, method, temperature)
         return out
     known = {name: tensor for one in adapters for name, tensor in one.frozen.items()}
     tensors = {f"{_PREFIX}{name}": tensor for name, tensor in known.items()}
@@ -457,6 +459,7 @@ def _write_file(
     saved: Tensors,
     rank: int,
     method: str,
+    temperature: float,
 ) -> None:
     """Write a client's file with the fused adapter."""
     assert first.settings is not None
@@ -482,5 +485,6 @@ def _write_file(
         card.of_fused(method),
         model=settings.model_dump(mode="json", exclude={"weights"}),
         frozen=network.constants_digest,
+        temperature=None if temperature == 1 else temperature,
     )
     write_model(out, whole, card)

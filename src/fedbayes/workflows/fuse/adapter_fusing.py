@@ -33,9 +33,10 @@ from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, nearer, solved
 from fedbayes.fusion.settings import AdapterInputSettings
 from fedbayes.fusion.teacher import Teacher
+from fedbayes.fusion.temperature import temperature
 from fedbayes.inputs import InputPrior, Inputs, build_prior
 from fedbayes.inputs.texts import text_inputs
-from fedbayes.likelihoods import Likelihood, build_likelihood
+from fedbayes.likelihoods import Classes, Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import ModelSettings, build
@@ -57,7 +58,7 @@ from fedbayes.workflows.fuse.adapter_files import (
 from fedbayes.workflows.fuse.function_settings import adapter_settings
 from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.methods import ADAPTERS
-from fedbayes.workflows.fuse.network_fusing import drawn_for
+from fedbayes.workflows.fuse.network_fusing import divide_by, drawn_for
 from fedbayes.workflows.fuse.posterior_files import FROM_FILES, sent_counts, sent_temperatures
 from fedbayes.workflows.serve.model_files import read_counts
 
@@ -163,17 +164,19 @@ class _AdapterFusion:
                 ) from None
         seconds = perf_counter() - begin
         scores: dict[str, float] = {}
+        warmth = 1.0
         notes = (*self.notes, *self.job.some_sums, *(() if base is None else base.prior.notes))
         if base is not None:
-            layers, saved, scores, kept = self._finish(base, clients, layers, saved)
+            layers, saved, scores, warmth, kept = self._finish(base, clients, layers, saved)
             notes += kept
             if base.likelihood is not None and has_temperature(base.likelihood):
                 notes = (*notes, self._teacher(base, clients).told)
         self.watch("writing")
         found = getattr(self.settings, "base", None)
         file = write_adapter(
-            self.job.out, self.adapters, layers, saved, self.rank, self.name, found
+            self.job.out, self.adapters, layers, saved, self.rank, self.name, found, warmth
         )
+        divide = divide_by(self.job.out, warmth)
         size = sum(t.numel() for t in saved.values()) + sum(
             one.a.numel() + one.b.numel() for one in layers.values()
         )
@@ -182,10 +185,12 @@ class _AdapterFusion:
         summary |= {"layers": len(layers), "bytes": file.stat().st_size, "seconds": whole}
         if scores:
             summary |= {"divergence": scores, "least_squares_seconds": seconds}
+            summary |= {"temperature": warmth}
         return Fused(
             summary,
             f"{self.name}: {len(self.adapters)} adapters to one of rank {self.rank}, {size:,} "
-            f"parameters in {len(layers)} layers, in {whole:.1f} s\n{self.job.written()}",
+            f"parameters in {len(layers)} layers, in {whole:.1f} s\n{self.job.written()}"
+            + (f"\n{divide}" if divide else ""),
             notes,
             (_table(scores),) if scores else (),
         )
@@ -384,8 +389,10 @@ class _AdapterFusion:
         clients: Sequence[nn.Module],
         layers: dict[str, LowRank],
         saved: Tensors,
-    ) -> tuple[dict[str, LowRank], Tensors, dict[str, float], tuple[str, ...]]:
-        """End to end, if it brings the network nearer to the teacher, scores, and notes."""
+    ) -> tuple[dict[str, LowRank], Tensors, dict[str, float], float, tuple[str, ...]]:
+        """End to end, if it brings the network nearer to the teacher; scores, the temperature of
+        the network, and notes.
+        """
         fused = adapted(base.module, layers, saved, "the fused adapter")
         teacher = self._teacher(base, clients)
         held_out = portions(base.inputs.batch(-1, HELD_OUT))
@@ -409,7 +416,7 @@ class _AdapterFusion:
             layers = changes_of(best)
             own = dict(within(best).named_parameters())
             saved = {name: own[name].detach() for name in saved}
-        return layers, saved, scores, notes
+        return layers, saved, scores, _temperature(best, teacher, held_out), notes
 
 
 _NOT_NEARER = (
@@ -478,6 +485,19 @@ def divergences(
             totals[name] += float(kind.divergence(taught, outputs).double().sum())
     # Rounding can make it negative.
     return {name: max(total / count, 0.0) for name, total in totals.items()}
+
+
+@torch.no_grad()
+def _temperature(network: nn.Module, teacher: Teacher, held_out: Sequence[Tensor]) -> float:
+    """At which a network is as sure as the pooled teacher; 1 where no client has a temperature."""
+    if not any(teacher.temperatures):
+        return 1.0
+    pooled = teacher.pooled()
+    taught = torch.cat([pooled.of([client(x) for client in pooled.clients]) for x in held_out])
+    kind = pooled.likelihood(taught.shape[-1])
+    if not isinstance(kind, Classes):
+        return 1.0
+    return temperature(torch.cat([network(x) for x in held_out]), taught, kind)
 
 
 def _table(scores: Mapping[str, float]) -> Table:

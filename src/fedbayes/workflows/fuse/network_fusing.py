@@ -432,6 +432,13 @@ def counts_of(
     )
 
 
+def divide_by(path: Path, temperature: float) -> str:
+    """What other programs have to do with a file whose network has a temperature; or nothing."""
+    if abs(temperature - 1) < 0.005:
+        return ""
+    return f"outside of fedbayes, divide the logits of {path} by {temperature:.4g}"
+
+
 def write_network(
     path: Path,
     network: nn.Module,
@@ -459,9 +466,7 @@ def write_network(
         weights = silos.written(dict(network.state_dict()))
         card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
-        if abs(temperature - 1) < 0.005 or not silos.told:
-            return ""
-        return f"outside of fedbayes, divide the logits of {path} by {temperature:.4g}"
+        return divide_by(path, temperature) if silos.told else ""
     inputs = PROGRAM_INPUTS if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
     write_beside(path, _program_of(path, answering or network, silos, card))
