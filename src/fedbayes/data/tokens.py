@@ -1,7 +1,7 @@
 """Texts as the tokens that a pretrained network reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -19,8 +19,8 @@ _BATCH = 1024
 class Tokens:
     """How the texts of a data set become samples: ids of tokens, cut or padded to one length."""
 
-    column: str
-    """The column of the texts."""
+    column: str = field(compare=False)
+    """The column of the texts; networks see the same of any."""
     tokenizer: str
     """Name of the pretrained network whose tokenizer it is, or its folder."""
     digest: str

@@ -395,14 +395,16 @@ def named_as(weights: Tensors, module: nn.Module) -> Tensors | None:
     """The weights under the names that a module has for them, each once though shared; None if
     they are other weights.
 
-    They may bear these behind a prefix, as a network does that is an attribute of another module;
-    and a `state_dict` has a tensor that several modules share under each of its names.
+    They may bear these behind a prefix, as a network does that is an attribute of another module,
+    or the module's may, as around a network of transformers; and a `state_dict` has a tensor that
+    several modules share under each of its names.
     """
     others = other_names(module)
     wanted = module.state_dict().keys() - others.keys()
-    prefix = min(weights, default="").partition(".")[0] + "."
+    prefix, around = (f"{min(one, default='').partition('.')[0]}." for one in (weights, wanted))
     short = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    for found in (weights, short):
+    long = {f"{around}{name}": tensor for name, tensor in weights.items()}
+    for found in (weights, short, long):
         own = {name: tensor for name, tensor in found.items() if name not in others}
         if (
             len(found) == len(weights)

@@ -17,7 +17,7 @@ from fedbayes.core.wording import size
 from fedbayes.errors import ModelError
 from fedbayes.likelihoods import Likelihood
 from fedbayes.models.construct import build
-from fedbayes.models.files import dense_layers, named_as, single, unlike
+from fedbayes.models.files import dense_layers, named_as, other_names, single, unlike
 from fedbayes.models.network import Network
 from fedbayes.models.networks import MLP
 from fedbayes.models.settings import ModelSettings
@@ -60,7 +60,12 @@ class OpenedWeights:
     def names(self) -> Mapping[str, str]:
         """The file's names of its tensors by those of the network."""
         places = {id(tensor): name for name, tensor in self.weights.items()}
-        return {name: places[id(tensor)] for name, tensor in (self.named or {}).items()}
+        found = {name: places[id(tensor)] for name, tensor in (self.named or {}).items()}
+        for other, name in other_names(self.network.module).items():
+            place = found.get(name, name)
+            more = len(place) - len(name)  # of a prefix in the file, or if negative of one here
+            found[other] = place[: max(more, 0)] + other[max(-more, 0) :]
+        return found
 
 
 def open_weights(

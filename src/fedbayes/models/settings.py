@@ -125,6 +125,11 @@ class ModelSettings(Settings):
         return placed("model", name, NAMES)
 
     @property
+    def only_named(self) -> bool:
+        """Whether all settings but the name have their defaults."""
+        return self.model_dump(exclude_defaults=True).keys() <= {"name"}
+
+    @property
     def frozen_body(self) -> bool:
         """Whether a pretrained network trains but for a head or adapters."""
         return self.name in OTHERS and self.trains != "all"

@@ -18,7 +18,7 @@ from fedbayes.fusion.low_rank import LayerChanges, LowRank, least_squares
 from fedbayes.fusion.settings import AdapterFunctionSettings, AdapterSettings, AdapterTaskSettings
 from fedbayes.inputs import build_prior
 from fedbayes.inputs.texts import text_inputs
-from fedbayes.models import read_weights
+from fedbayes.models import ModelSettings, read_weights
 from fedbayes.models.network import digest_of
 from fedbayes.models.others import token_mask
 from fedbayes.workflows.fuse.adapter_fusing import _Pace, head_size
@@ -650,3 +650,39 @@ def test_settings_have_bounds():
     scales = LayerChanges("query", [change(2), change(2, scale=2.0)], [0.5, 0.5], 2)
     with pytest.raises(ModelError, match="scaled by 1, 2"):
         low_rank.average(scales, None)
+
+
+def test_whole_networks_as_transformers_saves_them(bert, tmp_path, capsys):
+    """Files of `state_dict` have no names of ours, and are of texts, not of rows of numbers."""
+    from transformers import AutoModelForSequenceClassification
+
+    def plain():
+        return AutoModelForSequenceClassification.from_pretrained(bert, num_labels=2)
+
+    for name, seed in (("a.pt", 1), ("b.pt", 2)):
+        network = plain()
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        torch.save(network.state_dict(), tmp_path / name)
+    paths, out = [tmp_path / "a.pt", tmp_path / "b.pt"], tmp_path / "f.pt"
+    settings = {"name": "transformers", "pretrained": str(bert)}
+    shared = {"shape": (12,), "classes": 2, "model": ModelSettings(**settings)}
+    found = fedbayes.fuse(paths, out=out, minutes=0, draws=64, units="chosen", **shared)
+    assert any("no language model to sample texts" in note for note in found.notes)
+    plain().load_state_dict(torch.load(out))  # under the same names
+    with pytest.raises(ConfigError, match="needs the name of a network"):
+        fedbayes.fuse(paths, out=out, **{**shared, "model": "transformers"})
+    with pytest.raises(ModelError, match="no effect on texts"):
+        fedbayes.fuse(paths, out=out, minutes=0, mean=0.5, std=0.5, **shared)
+    texts = write_texts(tmp_path / "notes.csv")
+    columns = [f"data.path={texts}", "data.label=outcome", "data.tokens=note"]
+    columns += [f"data.processor={bert}", "data.max_tokens=12", f"model.pretrained={bert}"]
+    given = [part for entry in columns for part in ("--set", entry)]
+    capsys.readouterr()
+    given += ["--model", "transformers", "--json"]
+    assert command("evaluate", out, *given) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert str(out) in json.dumps(told)
+    assert command("evaluate", *paths, *given) == 0

@@ -13,6 +13,7 @@ from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Tensors
 from fedbayes.core.wording import describe, listed, size
 from fedbayes.data import Preprocessing
+from fedbayes.data.tokens import Tokens
 from fedbayes.errors import ModelError, warn
 from fedbayes.likelihoods import Likelihood, build_likelihood
 from fedbayes.likelihoods.categorical import Categorical
@@ -58,7 +59,7 @@ class ClientModels:
     told: bool
     """Whether it is known what raw samples are, by cards or by the user."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Of tensors of a network that is known by its shapes, as the file of `like` has them."""
+    """Of tensors, as the file of `like` has them, by those of the network."""
     clients: Mapping[str, str] = field(default_factory=dict)
     """Whose network each file is, by path, where it says so."""
 
@@ -161,16 +162,17 @@ def _weights(
             "those without a card"
         )
     settings = {name: network or _named_in(own) for name, (_, own) in found.items()}
-    preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()])
+    preprocessing = _preprocessing(card, seen, [weights for weights, _ in found.values()], network)
     likelihood = (
         card.likelihood if card is not None else build_likelihood("auto", preprocessing.target)
     )
     biases = any(tensor.ndim == 1 for weights, _ in found.values() for tensor in weights.values())
-    exact = network is not None and network != ModelSettings(name=network.name)
-    modules = {
+    exact = network is not None and not network.only_named
+    opened = {
         name: _module(name, weights, own, settings[name], preprocessing, likelihood, biases, exact)
         for name, (weights, own) in found.items()
     }
+    modules = {name: module for name, (module, _) in opened.items()}
     wanted = str(like) if like is not None else next(iter(modules))
     tensors = [tensor for own, _ in found.values() for tensor in own.values()]
     kinds = {t.dtype for t in tensors if t.is_floating_point()} - {torch.float32}
@@ -185,10 +187,8 @@ def _weights(
         likelihood,
         card,
         programs=False,
-        told=card is not None or bool(seen.mean or seen.std),
-        names=open_dense(found[wanted][0], preprocessing.shape, likelihood, wanted)[1]
-        if settings[wanted] is None
-        else {},
+        told=card is not None or bool(seen.mean or seen.std) or preprocessing.tokens is not None,
+        names=opened[wanted][1],
         clients={path: own.client for path, (_, own) in found.items() if own is not None},
     )
 
@@ -200,7 +200,9 @@ def _named_in(card: Card | None) -> ModelSettings | None:
     return card.network(f"If you trust it, add --model {card.model.get('name')}")
 
 
-def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) -> Preprocessing:
+def _preprocessing(
+    card: Card | None, seen: Seen, weights: Sequence[Tensors], network: ModelSettings | None
+) -> Preprocessing:
     """What networks see: as their cards say, or as the user does."""
     if card is not None:
         own = card.preprocessing
@@ -227,7 +229,13 @@ def _preprocessing(card: Card | None, seen: Seen, weights: Sequence[Tensors]) ->
             ) from None
         shape = shape or (layers[0].weight.shape[1],)
         classes = classes or len(layers[-1].weight)
-    return preprocessing_of(replace(seen, shape=shape, classes=classes))
+    seen = replace(seen, shape=shape, classes=classes)
+    if network is None or network.name != "transformers" or len(shape) > 1:
+        return preprocessing_of(seen)
+    if seen.mean or seen.std:
+        raise ModelError("--mean and --std have no effect on texts. Leave them out")
+    tokens = Tokens.of("text", str(network.pretrained), *shape)
+    return replace(preprocessing_of(seen), tokens=tokens)
 
 
 def preprocessing_of(seen: Seen) -> Preprocessing:
@@ -253,9 +261,9 @@ def _module(
     likelihood: Likelihood,
     biases: bool,
     exact: bool,
-) -> nn.Module:
-    """The network of a file; one that is known by its shapes, if the settings are not `exact`,
-    perhaps with biases.
+) -> tuple[nn.Module, Mapping[str, str]]:
+    """The network of a file, and the file's names of its tensors by those of the network; one that
+    is known by its shapes, if the settings are not `exact`, perhaps with biases.
     """
     shape = preprocessing.shape
     if settings is not None:
@@ -267,9 +275,9 @@ def _module(
                     f"{opened.unlike()}. Networks of different widths can be fused as programs: "
                     "export each to a .pt2 file (torch.export)"
                 )
-            return with_weights(opened.network.module, opened.require())
+            return with_weights(opened.network.module, opened.require()), opened.names
     way = ". Check --shape, and --classes or the counts"
-    return open_dense(weights, shape, likelihood, name, biases=biases, way=way)[0]
+    return open_dense(weights, shape, likelihood, name, biases=biases, way=way)
 
 
 def _programs(

@@ -122,7 +122,7 @@ def fuse(
             watch=watch,
             **options,
         )
-    from fedbayes.workflows.fuse.job import FusionJob, ignore
+    from fedbayes.workflows.fuse.job import FusionJob, checked, ignore
     from fedbayes.workflows.fuse.methods import FUSIONS
 
     own = {one.name for one in fields(FusionJob)}
@@ -147,7 +147,7 @@ def fuse(
     else:
         paths = [Path(str(model)) for model in named.values()]
         if isinstance(job.get("model"), str):
-            job["model"] = ModelSettings(name=job["model"])
+            job["model"] = checked(ModelSettings, {"name": job["model"]}, "model.")
     trusted = [job["model"].name] if job.get("model") is not None else []
     paths_of = ("like", "test", "temperature_data", "state", "show_inputs", "select", "report")
     for name in (*paths_of, "picture"):

@@ -186,7 +186,7 @@ def open_module(
         ModelError: the weights are not of such a network.
     """
     own = None if card is None else card.model.get("name")
-    if own is not None and settings == ModelSettings(name=own):
+    if settings is not None and settings.only_named and settings.name == own:
         settings = None  # its name alone says no more than that it may be imported
     if settings is None and card is not None:
         settings = card.network("If you trust it, add --model")

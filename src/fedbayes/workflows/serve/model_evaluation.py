@@ -164,8 +164,9 @@ def _of_weights(
     if card is not None and settings is not None and ":" in settings.name:
         # Its name alone says no more than that the card's own network may be imported.
         card = replace(card, trusted=card.trusted | {settings.name})
-        alone = settings == ModelSettings(name=settings.name)
-        settings = None if alone and card.model.get("name") == settings.name else settings
+        settings = (
+            None if settings.only_named and card.model.get("name") == settings.name else settings
+        )
     preprocessing, whose, likelihood = _seen(card, name, tests)
     count = parameter_count(weights)
     given = settings
