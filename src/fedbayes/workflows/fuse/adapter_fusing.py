@@ -396,7 +396,7 @@ class _AdapterFusion:
         fused = adapted(base.module, layers, saved, "the fused adapter")
         teacher = self._teacher(base, clients)
         held_out = portions(base.inputs.batch(-1, HELD_OUT))
-        networks = {"fused, least squares": fused}
+        networks = {_SOLVED: fused}
         training = getattr(self.settings, "distillation", None)
         if training is not None and not base.speaks:
             self.watch("training end to end")
@@ -405,20 +405,20 @@ class _AdapterFusion:
             if found.step:
                 networks["fused"] = found.module
         self.watch("comparing with the ensemble")
-        scores = divergences(networks, teacher, held_out)
-        best = networks.get("fused", fused)
-        if best is not fused and scores["fused"] > scores["fused, least squares"]:
-            best = fused
-            del scores["fused"]
-        trained = training is not None and not base.speaks
-        notes = (_NOT_NEARER,) if trained and best is fused else ()
-        if best is not fused:
-            layers = changes_of(best)
-            own = dict(within(best).named_parameters())
+        scores, warmth = judged(networks, teacher, held_out)
+        better = "fused" in scores and scores["fused"] <= scores[_SOLVED]
+        if better:
+            layers = changes_of(networks["fused"])
+            own = dict(within(networks["fused"]).named_parameters())
             saved = {name: own[name].detach() for name in saved}
-        return layers, saved, scores, _temperature(best, teacher, held_out), notes
+        else:
+            scores.pop("fused", None)
+        in_vain = training is not None and not base.speaks and not better
+        notes = (_NOT_NEARER,) if in_vain else ()
+        return layers, saved, scores, warmth["fused" if better else _SOLVED], notes
 
 
+_SOLVED = "fused, least squares"
 _NOT_NEARER = (
     "training end to end came no nearer to the teacher, so the adapter is that of least squares"
 )
@@ -463,41 +463,44 @@ def _groups(layers: Sequence[str], inputs: Sequence[int], clients: int) -> list[
 
 
 @torch.no_grad()
-def divergences(
+def judged(
     networks: Mapping[str, nn.Module], teacher: Teacher, held_out: Sequence[Tensor]
-) -> dict[str, float]:
-    """KL(teacher ‖ network) in nats of each client and network, the mean over held-out answers.
+) -> tuple[dict[str, float], dict[str, float]]:
+    """KL(teacher ‖ network) in nats of each client and network, the mean over held-out answers; and
+    the temperature of each network, which is that of the pooled teacher.
 
     Args:
         networks: by name, besides the clients.
         teacher: the clients together.
         held_out: inputs, in batches.
+
+    Returns:
+        Both by name. Temperatures are 1 where no client has one.
     """
     functions = {name: frozen(one, name) for name, one in networks.items()}
     totals, count = dict.fromkeys([*teacher.names, *networks], 0.0), 0
+    pooled = teacher.pooled() if any(teacher.temperatures) else None
+    wanted: list[Tensor] = []
+    outputs: dict[str, list[Tensor]] = {name: [] for name in networks}
     for x in held_out:
-        said = dict(zip(teacher.names, (client(x) for client in teacher.clients), strict=True))
-        taught = teacher.of(list(said.values()))
+        clients = [client(x) for client in teacher.clients]
+        taught = teacher.of(clients)
         kind = teacher.likelihood(taught.shape[-1])
         count += len(taught)
-        said |= {name: function(x) for name, function in functions.items()}
-        for name, outputs in said.items():
-            totals[name] += float(kind.divergence(taught, outputs).double().sum())
+        own = {name: function(x) for name, function in functions.items()}
+        for name, found in (dict(zip(teacher.names, clients, strict=True)) | own).items():
+            totals[name] += float(kind.divergence(taught, found).double().sum())
+        if pooled is not None and isinstance(kind, Classes):
+            wanted.append(pooled.of(clients))
+            for name, found in own.items():
+                outputs[name].append(found)
     # Rounding can make it negative.
-    return {name: max(total / count, 0.0) for name, total in totals.items()}
-
-
-@torch.no_grad()
-def _temperature(network: nn.Module, teacher: Teacher, held_out: Sequence[Tensor]) -> float:
-    """At which a network is as sure as the pooled teacher; 1 where no client has a temperature."""
-    if not any(teacher.temperatures):
-        return 1.0
-    pooled = teacher.pooled()
-    taught = torch.cat([pooled.of([client(x) for client in pooled.clients]) for x in held_out])
-    kind = pooled.likelihood(taught.shape[-1])
-    if not isinstance(kind, Classes):
-        return 1.0
-    return temperature(torch.cat([network(x) for x in held_out]), taught, kind)
+    scores = {name: max(total / count, 0.0) for name, total in totals.items()}
+    if not wanted:
+        return scores, dict.fromkeys(networks, 1.0)
+    assert isinstance(kind, Classes)
+    goal = torch.cat(wanted)
+    return scores, {n: temperature(torch.cat(own), goal, kind) for n, own in outputs.items()}
 
 
 def _table(scores: Mapping[str, float]) -> Table:
