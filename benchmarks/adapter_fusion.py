@@ -54,9 +54,9 @@ CASES = {"tweets": ["tweets"], "reviews": ["reviews"], "both": ["tweets", "revie
 METHODS = ("average", "linear", "cat", "svd", "ties", "dare")
 INPUTS = {
     "regmean": {"inputs": "FILE"},
-    "function": {},
+    "function, least squares": {"minutes": 0},
+    "function, least squares, FILE": {"inputs": "FILE", "minutes": 0},
     "function, FILE": {"inputs": "FILE"},
-    "function, FILE, end to end": {"inputs": "FILE", "distillation": {"steps": 100, "minutes": 30}},
 }
 SUMS = ("linear", "cat", "svd", "dare_linear", "dare_linear_svd")
 SUMS += ("magnitude_prune", "magnitude_prune_svd")

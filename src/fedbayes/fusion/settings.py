@@ -240,5 +240,5 @@ class AdapterFunctionSettings(AdapterInputSettings):
     distillation: DistillationSettings | None = Field(
         default_factory=lambda: None,
         description="training of factors and heads end to end, kept if it is closer to the "
-        "ensemble. Default: none, unless --minutes is set",
+        "ensemble. Default: 100 steps, or none for language models",
     )

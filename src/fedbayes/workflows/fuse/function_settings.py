@@ -17,7 +17,7 @@ from fedbayes.workflows.fuse.job import checked
 TABLE = "function."
 TRAINING = "function.distillation."
 SHORT = {
-    **{"steps": 10**9, "minutes": 5.0, "batch_size": 32},
+    **{"steps": 100, "batch_size": 32},
     **{"draws": 1024, "held_out": 256, "checks": 10},
 }
 """Defaults of training adapters end to end, whose networks are large."""
@@ -73,9 +73,11 @@ def adapter_settings(
     known = [*rows(kind, TABLE), *rows(DistillationSettings, TRAINING)]
     known = [row for row in known if row.key != TRAINING[:-1]]
     found = checked(AdapterFunctionSettings, table, TABLE, known)
-    distillation = None
-    if training:
-        distillation = checked(DistillationSettings, {**SHORT, **training}, TRAINING, known)
+    if minutes == 0:
+        return found
+    most = {"steps": 10**9} if "minutes" in training else {}
+    training = {**SHORT, **most, **training}
+    distillation = checked(DistillationSettings, training, TRAINING, known)
     return found.model_copy(update={"distillation": distillation})
 
 
