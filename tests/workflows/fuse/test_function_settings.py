@@ -4,7 +4,7 @@ import pytest
 
 from fedbayes.config.given import assign
 from fedbayes.errors import ConfigError
-from fedbayes.fusion.settings import DistillationSettings, FunctionSettings
+from fedbayes.fusion.settings import AdapterFunctionSettings, DistillationSettings, FunctionSettings
 from fedbayes.workflows.fuse import function_settings as of_function
 
 
@@ -72,3 +72,20 @@ def test_minutes():
 def test_what_is_no_setting_is_told(entries, minutes, words):
     with pytest.raises(ConfigError, match=words):
         function_settings(entries, minutes)
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes", "wanted"),
+    [
+        ({}, None, (100, None)),
+        ({}, 2.0, (10**9, 2.0)),
+        ({"distillation": {"minutes": 3.0}}, None, (10**9, 3.0)),
+        ({"distillation": {"lr": 0.01}}, None, (100, None)),
+        ({}, 0.0, None),
+    ],
+)
+def test_adapters_train_for_100_steps_or_the_time_that_is_given(given, minutes, wanted):
+    found = of_function.adapter_settings(AdapterFunctionSettings, given, minutes)
+    assert isinstance(found, AdapterFunctionSettings)
+    training = found.distillation
+    assert (training and (training.steps, training.minutes)) == wanted
