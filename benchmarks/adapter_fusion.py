@@ -169,10 +169,8 @@ def measured(name, seed, validation, network, folder, place):
     config, clients, kept = trained(network, train, name, seed)
     tests = find_tests(clients[0], None, [f"data.path={test}"]).samples
     files = ModelFiles()
-    silos, counts = (
-        read_silos(clients, None, Seen(), files=files),
-        sent_counts(clients, files),
-    )
+    silos = read_silos(clients, None, Seen(), files=files)
+    counts = sent_counts(clients, files)
     kind, warmth = silos.likelihood, sent_temperatures(clients, files)
     own = {
         path.stem: said(one, tests)

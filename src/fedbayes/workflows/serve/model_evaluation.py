@@ -164,9 +164,8 @@ def _of_weights(
     if card is not None and settings is not None and ":" in settings.name:
         # Its name alone says no more than that the card's own network may be imported.
         card = replace(card, trusted=card.trusted | {settings.name})
-        settings = (
-            None if settings.only_named and card.model.get("name") == settings.name else settings
-        )
+        if settings.only_named and card.model.get("name") == settings.name:
+            settings = None
     preprocessing, whose, likelihood = _seen(card, name, tests)
     count = parameter_count(weights)
     given = settings
