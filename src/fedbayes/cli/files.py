@@ -274,5 +274,5 @@ def export(
     if done.cards:
         text += f"; its card is in {' and '.join(map(str, done.cards))}"
     if done.expects:
-        text += f"\nit takes {done.expects}, and standardizes them itself"
+        text += f"\nit takes {done.expects}"
     Console().print(text, highlight=False, soft_wrap=True)

@@ -57,7 +57,7 @@ class TextPrior(InputPrior):
         if self._most < SHORTEST:
             raise ConfigError(
                 f"texts of {length} tokens have no room for {SHORTEST} in addition to the special "
-                "ones. Use longer texts (length, or data.max_tokens)"
+                "ones. Use longer texts (--length, --shape or data.max_tokens)"
             )
         found = language_model(network, ConfigError)
         self._network: LanguageNetwork | None = None if found is None else found[0]

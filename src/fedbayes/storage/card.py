@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedbayes.config.config import Config, complete_task
 from fedbayes.core.brief import Brief
+from fedbayes.core.pretrained import PADDING
 from fedbayes.core.wording import listed
 from fedbayes.data import Preprocessing
 from fedbayes.data.source_settings import WRITTEN, SourceSettings
@@ -23,6 +24,8 @@ WEIGHTS_INPUTS = "standardized samples: (x / scale − mean) / std; 0 if missing
 """What the network of a file of weights takes."""
 PROGRAM_INPUTS = "raw samples [n, ...], NaN where a value is missing"
 """What a program takes."""
+TOKENS_INPUTS = f"ids of tokens [n, length], {PADDING} after the end of a text"
+"""The same, of texts."""
 OWN = ("task.likelihood", "model.name", "method.name", "data.name")
 """Settings that may name what is in a module of the user's own."""
 _READERS = {"source", "trusted"}
@@ -30,6 +33,11 @@ _READERS = {"source", "trusted"}
 _FRAMING = ("processor", "size", "crop", "scale")
 """Settings of data that say how pictures become arrays."""
 _READING = set(SourceSettings.model_fields) - {"dir", "path", "more", "query", "database"}
+
+
+def program_inputs(preprocessing: Preprocessing) -> str:
+    """What a program that sees samples so takes."""
+    return PROGRAM_INPUTS if preprocessing.tokens is None else TOKENS_INPUTS
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,9 +151,11 @@ class Card(Brief):
     def expects(self) -> str:
         """What goes in, with its shape and range, in a line for people."""
         shape = ", ".join(map(str, ("n", *self.preprocessing.shape)))
-        bounds = self.preprocessing.raw_range if self.inputs.startswith(PROGRAM_INPUTS) else None
+        if not self.inputs.startswith(PROGRAM_INPUTS):
+            return f"{self.inputs}; shape ({shape})"
+        bounds = self.preprocessing.raw_range
         values = "" if bounds is None else f", with values from {bounds[0]:g} to {bounds[1]:g}"
-        return f"{self.inputs}; shape ({shape}){values}"
+        return f"{self.inputs}; shape ({shape}){values}, and standardizes them itself"
 
     @property
     def likelihood(self) -> Likelihood:

@@ -326,7 +326,7 @@ def test_the_last_layer_learns_what_counts_say(table, share, bert, adapters, tmp
     capsys.readouterr()
     assert command("fuse", *adapters, "-o", tmp_path / "o", "--counts", counts, *options) == 0
     far = json.loads(capsys.readouterr().out)["divergence"]
-    assert far["fused, least squares"] < share * min(far[str(one)] for one in adapters)
+    assert far["fused, least squares"] < share * min(far[one.name] for one in adapters)
 
 
 def test_networks_of_images(tmp_path):
@@ -587,7 +587,12 @@ def test_a_head_that_is_tied_to_embeddings(bert, tmp_path, capsys):
     capsys.readouterr()
     options = ["--draws", "1024", "--json"]
     assert command("fuse", *found, "-o", tmp_path / "out", *options) == 0
-    told = list(json.loads(capsys.readouterr().out)["divergence"].values())
+    told = json.loads(capsys.readouterr().out)["divergence"]
+    assert list(told)[:2] == ["1", "2"]  # folders by their short names
+    told = list(told.values())
+    for way in (["--minutes", "1"], ["--set", "function.distillation.lr=0.1"]):
+        said = refused(capsys, *found, "-o", tmp_path / "no", *way)
+        assert "no effect on a language model" in said
     nets = [loaded(base, f, "CAUSAL_LM", kind="CausalLM") for f in (*found, tmp_path / "out")]
     assert isinstance(nets[0].base_model.model, AutoModelForCausalLM._model_mapping[GPT2Config])
     x = text_inputs("texts", str(base), length).draw(1000, np.random.default_rng(0)).long()
@@ -672,6 +677,12 @@ def test_whole_networks_as_transformers_saves_them(bert, tmp_path, capsys):
     found = fedbayes.fuse(paths, out=out, minutes=0, draws=64, units="chosen", **shared)
     assert any("no language model to sample texts" in note for note in found.notes)
     plain().load_state_dict(torch.load(out))  # under the same names
+    named = ["--shape", "12", "--classes", "2", "--model", "transformers"]
+    named += ["--set", f"model.pretrained={bert}", "--set", "function.units=chosen"]
+    program = tmp_path / "f.pt2"
+    assert command("fuse", *paths, "-o", program, *named, "--minutes", "0", "--draws", "64") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "takes ids of tokens [n, length], -1 after the end of a text; shape (n, 12)" in told
     with pytest.raises(ConfigError, match="needs the name of a network"):
         fedbayes.fuse(paths, out=out, **{**shared, "model": "transformers"})
     with pytest.raises(ModelError, match="no effect on texts"):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from time import perf_counter
 from typing import Any
@@ -55,7 +56,8 @@ from fedbayes.workflows.fuse.adapter_files import (
     read_adapters,
     write_adapter,
 )
-from fedbayes.workflows.fuse.function_settings import adapter_settings
+from fedbayes.workflows.fuse.client_models import short_names
+from fedbayes.workflows.fuse.function_settings import TRAINING, adapter_settings
 from fedbayes.workflows.fuse.job import Fused, FusionJob
 from fedbayes.workflows.fuse.methods import ADAPTERS
 from fedbayes.workflows.fuse.network_fusing import divide_by, drawn_for
@@ -242,10 +244,11 @@ class _AdapterFusion:
         """The frozen network, and inputs of it."""
         self.watch("loading the base network")
         found = open_base(self.adapters, self.job, self.settings)
-        if found.speaks and self.job.minutes:
+        if found.speaks and (self.job.minutes or "distillation" in self.job.settings):
+            what = "--minutes has" if self.job.minutes else f"{TRAINING}* settings have"
             raise ConfigError(
-                "--minutes has no effect on a language model, whose outputs for all tokens need "
-                "too much memory. Leave it out"
+                f"{what} no effect on a language model, whose outputs for all tokens need "
+                "too much memory for training end to end. Leave them out"
             )
         self._check_counts(0 if found.likelihood is None else found.likelihood.target.classes)
         return found
@@ -345,7 +348,11 @@ class _AdapterFusion:
         """The clients together."""
         if self.teacher is not None:
             return self.teacher
-        named = dict(zip([one.source for one in self.adapters], clients, strict=True))
+        cards = {one.source: one.card for one in self.adapters}
+        short = short_names(
+            {path: card.client if card else Path(path).name for path, card in cards.items()}
+        )
+        named = dict(zip(short.values(), clients, strict=True))
         warmth: list[float | None] | None = None
         if not self.folders and base.likelihood is not None and has_temperature(base.likelihood):
             warmth = sent_temperatures(self.job.models, self.job.files)

@@ -65,12 +65,8 @@ class ClientModels:
 
     @property
     def short(self) -> dict[str, str]:
-        """Short names of the networks by path: the client's, else the stem of the file, and the
-        whole path where that is not unique.
-        """
-        wanted = {path: self.clients.get(path) or Path(path).stem for path in self.networks}
-        counts = Counter(wanted.values())
-        return {path: name if counts[name] == 1 else path for path, name in wanted.items()}
+        """Short names of the networks by path."""
+        return short_names({path: self.clients.get(path, "") for path in self.networks})
 
     def example(self) -> Tensor:
         """Two inputs, as the networks see them."""
@@ -100,6 +96,15 @@ class ClientModels:
     def dense(self) -> bool:
         """Whether the fused network is fully connected, which files say by their shapes."""
         return isinstance(self.like, MLP) and self.likelihood.head() is None
+
+
+def short_names(clients: Mapping[str, str]) -> dict[str, str]:
+    """Names of models by path: the client's (empty if unknown), else the stem of the path, and the
+    whole path where that is not unique.
+    """
+    wanted = {path: name or Path(path).stem for path, name in clients.items()}
+    counts = Counter(wanted.values())
+    return {path: name if counts[name] == 1 else path for path, name in wanted.items()}
 
 
 def read_silos(

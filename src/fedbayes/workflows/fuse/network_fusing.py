@@ -39,11 +39,7 @@ from fedbayes.inputs.texts import text_inputs
 from fedbayes.likelihoods.temperature import has_temperature
 from fedbayes.models import PROGRAMS, ModelSettings
 from fedbayes.models.units import require_functions
-from fedbayes.storage.card import (
-    PROGRAM_INPUTS,
-    Card,
-    program_outputs,
-)
+from fedbayes.storage.card import Card, program_inputs, program_outputs
 from fedbayes.workflows.fuse.client_models import ClientModels
 from fedbayes.workflows.fuse.client_sums import spectra_of_clients, sums_of_clients
 from fedbayes.workflows.fuse.frontier import (
@@ -467,11 +463,10 @@ def write_network(
         card = card if temperature == 1 else replace(card, temperature=temperature)
         write_model(path, weights, card if silos.told else None)
         return divide_by(path, temperature) if silos.told else ""
-    inputs = PROGRAM_INPUTS if silos.told else UNTOLD
+    inputs = program_inputs(silos.preprocessing) if silos.told else UNTOLD
     card = replace(card, inputs=inputs, outputs=program_outputs(likelihood))
     write_beside(path, _program_of(path, answering or network, silos, card))
-    own = ", and standardizes them itself" if silos.told else ""
-    return f"{path} takes {card.expects}{own}"
+    return f"{path} takes {card.expects}"
 
 
 def require_onnx(path: Path, silos: ClientModels) -> None:

@@ -32,7 +32,7 @@ from fedbayes.storage.calibrations import (
     CalibrationKind,
     read_calibration,
 )
-from fedbayes.storage.card import PROGRAM_INPUTS, Card, program_outputs
+from fedbayes.storage.card import PROGRAM_INPUTS, Card, program_inputs, program_outputs
 from fedbayes.storage.folder import RunFolder
 from fedbayes.workflows.serve.model_card import facts, measured, write_cards
 from fedbayes.workflows.serve.model_files import WEIGHTS, write_model
@@ -326,7 +326,7 @@ def _data(run: RunFolder) -> tuple[FederatedData | None, str]:
 def _inputs(preprocessing: Preprocessing, own: bool) -> str:
     """What to say of the inputs of a program."""
     if not preprocessing.permuted:
-        return PROGRAM_INPUTS
+        return program_inputs(preprocessing)
     order = "of the data set" if own else "of the client of each sample"
     return f"{PROGRAM_INPUTS}; pixels in the order {order}"
 
