@@ -47,7 +47,7 @@ from fedbayes.workflows.serve.model_files import ModelFiles
 from fedbayes_papers.experiment import Results, finished, mean_and_std
 from fedbayes_papers.finding import markdown
 
-CLIENTS, ALPHA, LENGTH, EPOCHS, RANK = 5, 0.5, 24, 5, 8
+CLIENTS, ALPHA, LENGTH, EPOCHS, RANK = 5, 0.5, 24, 15, 8
 TRAINED, TESTED, VALIDATION = 2400, 1000, 11
 SOURCES = {"tweets": "tweets", "reviews": "movieReviewSnippets", "others": "amazonReviewSnippets"}
 CASES = {"tweets": ["tweets"], "reviews": ["reviews"], "both": ["tweets", "reviews"]}

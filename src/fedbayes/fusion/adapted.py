@@ -142,17 +142,24 @@ def second_moments(
     totals: dict[str, Tensor] = {}
     counts = dict.fromkeys(layers, 0)
     given: list[Tensor | None] = [None]
+    latest: list[tuple[Tensor, bool, Tensor, Tensor]] = []  # query, key and value have one input
 
     def add(name: str, _: nn.Module, got: tuple[Tensor, ...], __: Tensor) -> None:
         x, tokens = got[0], given[0]
-        if tokens is not None and x.ndim == 3 and x.shape[:2] == tokens.shape:
-            x = x[tokens]
-        rows = x.reshape(-1, x.shape[-1])
-        if name in constant:
-            rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+        if latest and latest[0][0] is x and latest[0][1] == (name in constant):
+            rows, found = latest[0][2:]
+        else:
+            rows = x
+            if tokens is not None and x.ndim == 3 and x.shape[:2] == tokens.shape:
+                rows = x[tokens]
+            rows = rows.reshape(-1, x.shape[-1]).float()
+            if name in constant:
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+            with torch.autocast(x.device.type, enabled=False):
+                found = (rows.T @ rows).double()
+            latest[:] = [(x, name in constant, rows, found)]
         counts[name] += len(rows)
-        found = (rows.T @ rows).double()
-        totals[name] = totals[name].add_(found) if name in totals else found
+        totals[name] = totals[name] + found if name in totals else found
 
     with watched({name: within(network).get_submodule(name) for name in layers}, add):
         for done, x in enumerate(batches, 1):

@@ -26,6 +26,7 @@ from fedbayes.fusion.settings import DistillationSettings
 from fedbayes.fusion.teacher import Teacher, divergence
 from fedbayes.fusion.temperature import temperature
 from fedbayes.likelihoods import Classes, Likelihood
+from fedbayes.models.others import TextNetwork
 
 LR, LR_NORMALIZED = 5e-4, 2e-3
 """Highest learning rates: weights before normalization bear larger steps. Chosen on images that no
@@ -217,12 +218,9 @@ class _DistillationRun:
 
     def _half(self) -> bool:
         """Whether to compute in bfloat16."""
-        if self.settings.precision != "auto":
-            return self.settings.precision == "bfloat16"
-        if self.device.type == "cuda":
-            return bool(torch.cuda.is_bf16_supported())
-        has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-        return self.held_out[0][0].ndim == 4 and bool(has())
+        images = self.held_out[0][0].ndim == 4
+        large = images or self.device.type == "cuda" or isinstance(self.module, TextNetwork)
+        return in_half(self.settings.precision, self.device, large)
 
     @cached_property
     def kind(self) -> Likelihood:
@@ -244,10 +242,7 @@ class _DistillationRun:
 
     def precision(self) -> AbstractContextManager[None]:
         """The arithmetic of a step."""
-        if not self.half:
-            return nullcontext()
-        half: AbstractContextManager[None] = torch.autocast(self.device.type, torch.bfloat16)
-        return half
+        return arithmetic(self.half, self.device)
 
     def inputs(self, step: int) -> Tensor:
         """The batch of a step: rows of one chunk, chunks and rows in an order of their own."""
@@ -472,6 +467,25 @@ class _DistillationRun:
             scale = temperature(outputs, said, self.kind)
         checks = tuple(Check(int(s), d, t) for s, d, t in at.checks.tolist())
         return Distilled(self.module, at.best_step, found, scale, at.ended, checks)
+
+
+def in_half(precision: str, device: torch.device, large: bool = True) -> bool:
+    """Whether to compute in bfloat16: as chosen, or by default (auto) if a network is large and the
+    processor is fast at it.
+    """
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return large and bool(torch.cuda.is_bf16_supported())
+    return large and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+
+
+def arithmetic(half: bool, device: torch.device) -> AbstractContextManager[None]:
+    """Arithmetic in bfloat16, or as it is."""
+    if not half:
+        return nullcontext()
+    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16)
+    return found
 
 
 def cycle(share: float, warmup: float) -> float:

@@ -77,8 +77,8 @@ class DistillationSettings(BaseModel):
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",
-        description="precision of the arithmetic. auto: bfloat16 for images if the "
-        "processor supports it",
+        description="precision of the arithmetic. auto: bfloat16 for images and texts "
+        "if the processor supports it",
     )
 
 
@@ -240,5 +240,5 @@ class AdapterFunctionSettings(AdapterInputSettings):
     distillation: DistillationSettings | None = Field(
         default_factory=lambda: None,
         description="training of factors and heads end to end, kept if it is closer to the "
-        "ensemble. Default: 100 steps, or none for language models",
+        "ensemble. Default: 200 steps, or none for language models",
     )

@@ -77,14 +77,14 @@ def test_what_is_no_setting_is_told(entries, minutes, words):
 @pytest.mark.parametrize(
     ("given", "minutes", "wanted"),
     [
-        ({}, None, (100, None)),
+        ({}, None, (200, None)),
         ({}, 2.0, (10**9, 2.0)),
         ({"distillation": {"minutes": 3.0}}, None, (10**9, 3.0)),
-        ({"distillation": {"lr": 0.01}}, None, (100, None)),
+        ({"distillation": {"lr": 0.01}}, None, (200, None)),
         ({}, 0.0, None),
     ],
 )
-def test_adapters_train_for_100_steps_or_the_time_that_is_given(given, minutes, wanted):
+def test_adapters_train_for_200_steps_or_the_time_that_is_given(given, minutes, wanted):
     found = of_function.adapter_settings(AdapterFunctionSettings, given, minutes)
     assert isinstance(found, AdapterFunctionSettings)
     training = found.distillation

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
 from time import perf_counter
@@ -27,12 +27,12 @@ from fedbayes.fusion.adapted import (
     widths,
     within,
 )
-from fedbayes.fusion.distillation import DistillationProgress, distill
-from fedbayes.fusion.draws import CachedInputs
+from fedbayes.fusion.distillation import DistillationProgress, arithmetic, distill, in_half
+from fedbayes.fusion.draws import CachedInputs, Draws
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import teacher_of
 from fedbayes.fusion.low_rank import LayerChanges, LowRank, nearer, solved
-from fedbayes.fusion.settings import AdapterInputSettings
+from fedbayes.fusion.settings import AdapterInputSettings, DistillationSettings
 from fedbayes.fusion.teacher import Teacher
 from fedbayes.fusion.temperature import temperature
 from fedbayes.inputs import InputPrior, Inputs, build_prior
@@ -79,7 +79,7 @@ class BaseNetwork:
 
     module: nn.Module
     """From inputs, as it sees them, to outputs."""
-    inputs: Inputs
+    inputs: Draws
     prior: InputPrior
     likelihood: Likelihood | None
     """What its outputs mean; None: a class for each."""
@@ -244,6 +244,7 @@ class _AdapterFusion:
         """The frozen network, and inputs of it."""
         self.watch("loading the base network")
         found = open_base(self.adapters, self.job, self.settings)
+        found = replace(found, inputs=CachedInputs(found.inputs))
         if found.speaks and (self.job.minutes or "distillation" in self.job.settings):
             what = "--minutes has" if self.job.minutes else f"{TRAINING}* settings have"
             raise ConfigError(
@@ -295,20 +296,23 @@ class _AdapterFusion:
         pace = _Pace("least squares", self.watch, len(groups) * len(clients) * number)
         layers, saved = {}, dict(saved)
         ridge, said = self.settings.ridge, [list[Tensor]() for _ in clients]
+        training = self._training(base)
+        half = training is not None and in_half(training.precision, torch.device("cpu"))
         for group in groups:
             known = base.speaks or bool(said[0])
-            moments = [
-                second_moments(
-                    client,
-                    group,
-                    batches,
-                    base.mask,
-                    frozenset(heads),
-                    pace.step,
-                    None if known else own,
-                )
-                for client, own in zip(clients, said, strict=True)
-            ]
+            with arithmetic(half, torch.device("cpu")):
+                moments = [
+                    second_moments(
+                        client,
+                        group,
+                        batches,
+                        base.mask,
+                        frozenset(heads),
+                        pace.step,
+                        None if known else own,
+                    )
+                    for client, own in zip(clients, said, strict=True)
+                ]
             for layer in group:
                 own = [one.pop(layer) for one in moments]
                 if layer in heads:
@@ -316,7 +320,8 @@ class _AdapterFusion:
                 else:
                     layers[layer] = self._merged(layer, own)
         if heads and said[0]:
-            saved |= self._taught(base, clients, layers, saved, heads, batches, said)
+            with arithmetic(half, torch.device("cpu")):
+                saved |= self._taught(base, clients, layers, saved, heads, batches, said)
         return layers, saved
 
     def _taught(
@@ -336,7 +341,7 @@ class _AdapterFusion:
             return {}
         name, inputs, outputs = found
         teacher = self._teacher(base, clients)
-        missing = teacher.of([torch.cat(list(own)) for own in said]) - outputs
+        missing = teacher.of([torch.cat(list(own)) for own in said]) - outputs.float()
         if isinstance(teacher.likelihood(outputs.shape[-1]), Categorical):
             missing = missing - missing.mean(1, keepdim=True)
         more = nearer(inputs, missing, self.settings.ridge)
@@ -390,6 +395,11 @@ class _AdapterFusion:
             else {names[0]: found}
         )
 
+    def _training(self, base: BaseNetwork) -> DistillationSettings | None:
+        """How to train end to end, if that is to be."""
+        found: DistillationSettings | None = getattr(self.settings, "distillation", None)
+        return None if base.speaks else found
+
     def _finish(
         self,
         base: BaseNetwork,
@@ -404,11 +414,11 @@ class _AdapterFusion:
         teacher = self._teacher(base, clients)
         held_out = portions(base.inputs.batch(-1, HELD_OUT))
         networks = {_SOLVED: fused}
-        training = getattr(self.settings, "distillation", None)
-        if training is not None and not base.speaks:
+        training = self._training(base)
+        if training is not None:
             self.watch("training end to end")
-            known = CachedInputs(base.inputs)
-            found = distill(fused, teacher, known, training, watch=self.progress)
+            # Of other inputs than those of least squares, which it follows already.
+            found = distill(fused, teacher, base.inputs, training, watch=self.progress)
             if found.step:
                 networks["fused"] = found.module
         self.watch("comparing with the ensemble")
@@ -420,7 +430,7 @@ class _AdapterFusion:
             saved = {name: own[name].detach() for name in saved}
         else:
             scores.pop("fused", None)
-        in_vain = training is not None and not base.speaks and not better
+        in_vain = training is not None and not better
         notes = (_NOT_NEARER,) if in_vain else ()
         return layers, saved, scores, warmth["fused" if better else _SOLVED], notes
 
