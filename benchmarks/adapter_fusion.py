@@ -54,7 +54,7 @@ CASES = {"tweets": ["tweets"], "reviews": ["reviews"], "both": ["tweets", "revie
 METHODS = ("average", "linear", "cat", "svd", "ties", "dare")
 INPUTS = {
     "regmean": {"inputs": "FILE"},
-    "function, least squares": {"minutes": 0},
+    "function": {},
     "function, least squares, FILE": {"inputs": "FILE", "minutes": 0},
     "function, FILE": {"inputs": "FILE"},
 }

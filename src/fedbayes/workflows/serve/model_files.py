@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedbayes.contracts import Federation
 from fedbayes.core.files import (
     NPZ_ERRORS,
     open_npz,
@@ -38,10 +39,17 @@ from fedbayes.storage.private_states import folder_of_states
 from fedbayes.workflows.fuse.class_order import ClassOrder, class_order, refuse_other_classes
 
 
-def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, Card | None]:
+def read_with_card(
+    path: Path, trusted: Collection[str] = (), known: dict[Path, Federation] | None = None
+) -> tuple[Tensors, Card | None]:
     """Return the weights in a model file, and their card.
 
     A client's state in the folder of a run has no card of its own: its run has the same facts.
+
+    Args:
+        path: of the file.
+        trusted: as for `ModelFiles`.
+        known: runs by folder, which takes up that of the file: clients share its frozen weights.
 
     Raises:
         ModelError: it holds no weights; or its card is damaged.
@@ -52,7 +60,7 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
     if states == run.clients and path.is_file() and run.config_file.exists():
         preprocessing = run.preprocessing()
         if preprocessing is not None:
-            return _own_network(path, run, preprocessing)
+            return _own_network(path, run, preprocessing, {} if known is None else known)
     beside = RunFolder(path.absolute().parent)
     if path.absolute() == beside.model_file and beside.summary_file.is_file():
         with suppress(OSError):  # which is told below
@@ -61,7 +69,9 @@ def read_with_card(path: Path, trusted: Collection[str] = ()) -> tuple[Tensors, 
     return weights, Card.load(text, str(path), trusted) if text else None
 
 
-def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tuple[Tensors, Card]:
+def _own_network(
+    path: Path, run: RunFolder, preprocessing: Preprocessing, known: dict[Path, Federation]
+) -> tuple[Tensors, Card]:
     """The network in the state of a client of a run, frozen parameters among its weights."""
     config = run.config().on("cpu").model_copy(update={"precision": "float32"})
     method = config.build_method()
@@ -83,7 +93,9 @@ def _own_network(path: Path, run: RunFolder, preprocessing: Preprocessing) -> tu
     names = run.client_names()
     if not (client.isdecimal() and number.isdecimal() and int(client) < len(names)):
         raise ModelError(f"{path} is not the name of a client state of {run.path}")
-    kept = stored_run(run, config, preprocessing)
+    if run.path not in known:
+        known[run.path] = stored_run(run, config, preprocessing)
+    kept = known[run.path]
     with told_as(ModelError, f"{path} is the private state of a client", RunError):
         weights = own_weights(run, method, kept, int(client), int(number))
     network = kept.network
@@ -109,6 +121,7 @@ class ModelFiles:
 
     def __init__(self, trusted: Collection[str] = ()) -> None:
         self._found: dict[Path, tuple[Tensors, Card | None]] = {}
+        self._runs: dict[Path, Federation] = {}
         self.trusted = trusted
         self.orders: dict[Path, ClassOrder] = {}
         """Of those whose classes `card` brought into another order."""
@@ -116,7 +129,7 @@ class ModelFiles:
     def __getitem__(self, path: Path) -> tuple[Tensors, Card | None]:
         """As `read_with_card`."""
         if path not in self._found:
-            self._found[path] = read_with_card(path, self.trusted)
+            self._found[path] = read_with_card(path, self.trusted, self._runs)
         return self._found[path]
 
     def card(self, paths: Sequence[Path]) -> Card | None:
