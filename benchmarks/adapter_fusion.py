@@ -104,6 +104,7 @@ def trained(network, train, name, seed):
         rounds=1,
         seed=seed,
         threads=torch.get_num_threads(),
+        precision="bf16",
         data=data,
         model={"name": "transformers", "pretrained": str(network), "trains": "lora"}
         | {"lora_rank": RANK},
