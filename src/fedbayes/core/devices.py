@@ -9,6 +9,7 @@ the client once more.
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
@@ -57,6 +58,25 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} cannot be used: {_first_line(error)}") from None
     return device
+
+
+def in_half(precision: str, device: torch.device, large: bool = True) -> bool:
+    """Whether to compute in bfloat16: as chosen, or by default (auto) if a network is large and the
+    processor is fast at it.
+    """
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return large and bool(torch.cuda.is_bf16_supported())
+    return large and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+
+
+def arithmetic(half: bool, device: torch.device) -> AbstractContextManager[None]:
+    """Arithmetic in bfloat16, or as it is."""
+    if not half:
+        return nullcontext()
+    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16)
+    return found
 
 
 @cache

@@ -5,7 +5,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedbayes.core import seeds
+from fedbayes.core.devices import arithmetic, in_half
 from fedbayes.core.files import digest, read_bytes, write_beside
 from fedbayes.core.messages import decode_file, encode
 from fedbayes.core.seals import check_seal, sealed
@@ -467,25 +468,6 @@ class _DistillationRun:
             scale = temperature(outputs, said, self.kind)
         checks = tuple(Check(int(s), d, t) for s, d, t in at.checks.tolist())
         return Distilled(self.module, at.best_step, found, scale, at.ended, checks)
-
-
-def in_half(precision: str, device: torch.device, large: bool = True) -> bool:
-    """Whether to compute in bfloat16: as chosen, or by default (auto) if a network is large and the
-    processor is fast at it.
-    """
-    if precision != "auto":
-        return precision == "bfloat16"
-    if device.type == "cuda":
-        return large and bool(torch.cuda.is_bf16_supported())
-    return large and bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
-
-
-def arithmetic(half: bool, device: torch.device) -> AbstractContextManager[None]:
-    """Arithmetic in bfloat16, or as it is."""
-    if not half:
-        return nullcontext()
-    found: AbstractContextManager[None] = torch.autocast(device.type, torch.bfloat16)
-    return found
 
 
 def cycle(share: float, warmup: float) -> float:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedbayes.core import pretrained
+from fedbayes.core.devices import arithmetic, in_half
 from fedbayes.core.files import read_text
 from fedbayes.core.pretrained import PADDING
 from fedbayes.core.wording import listed
@@ -160,9 +161,10 @@ class TextPrior(InputPrior):
 
 def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
     """Of all tokens, [n, length, vocabulary]."""
-    answer: Any = model.network(
-        input_ids=torch.where(x >= 0, x, model.pad), attention_mask=(x >= 0).long()
-    )
+    with arithmetic(in_half("auto", x.device), x.device):
+        answer: Any = model.network(
+            input_ids=torch.where(x >= 0, x, model.pad), attention_mask=(x >= 0).long()
+        )
     logits: Tensor = answer.logits
     return logits
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fedbayes.core import pretrained
+from fedbayes.core.devices import arithmetic, in_half
 from fedbayes.core.targets import Target
 from fedbayes.core.tensors import Tensors
 from fedbayes.errors import ConfigError, ModelError
@@ -27,7 +28,7 @@ from fedbayes.fusion.adapted import (
     widths,
     within,
 )
-from fedbayes.fusion.distillation import DistillationProgress, arithmetic, distill, in_half
+from fedbayes.fusion.distillation import DistillationProgress, distill
 from fedbayes.fusion.draws import CachedInputs, Draws
 from fedbayes.fusion.frozen import frozen
 from fedbayes.fusion.function import teacher_of
