@@ -1,10 +1,12 @@
 """Texts as inputs of a fusion: what a network draws itself, and texts of a file."""
 
+import io
 import json
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedbayes.core import pretrained
 from fedbayes.errors import ConfigError, DataError, ModelError
@@ -100,6 +102,16 @@ def test_a_masked_model_fills_texts(masked):
     bias = found[0].network.cls.predictions.bias.detach().double()
     bias[:SPECIALS] = -torch.inf
     frequencies(x[inner], bias.softmax(0))
+
+
+def test_drawing_many_texts_shows_how_far_it_is(masked, monkeypatch):
+    console = Console(stderr=True, file=io.StringIO())
+    monkeypatch.setattr("rich.get_console", lambda: console)
+    monkeypatch.setattr("fedbayes.data.progress.FIRST", 0)
+    TextPrior(str(masked), 12).draw(64, np.random.default_rng(0))
+    assert not console.file.getvalue()  # the caller says how far it is after each
+    TextPrior(str(masked), 12).draw(128, np.random.default_rng(0))
+    assert console.file.getvalue().startswith("drawing texts: 1 of 2, ")
 
 
 def test_a_causal_model_draws_texts(causal):

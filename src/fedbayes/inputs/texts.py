@@ -1,5 +1,7 @@
 """Texts as inputs: token sequences that a pretrained network draws itself, or texts of a file."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from fedbayes.core.devices import arithmetic, in_half
 from fedbayes.core.files import read_text
 from fedbayes.core.pretrained import PADDING
 from fedbayes.core.wording import listed
+from fedbayes.data.progress import progress
 from fedbayes.data.source_settings import SourceSettings
 from fedbayes.data.sources.own import SUFFIXES
 from fedbayes.data.sources.tables import read_tables
@@ -92,7 +95,12 @@ class TextPrior(InputPrior):
             ids = self._frequent(count, torch_rng)
         else:
             way = self._causally if self._causal else self._masked
-            parts = [way(self._network, each, torch_rng) for each in torch.split(lengths, _PORTION)]
+            pieces = torch.split(lengths, _PORTION)
+            with _shown(len(pieces)) as advance:
+                parts = []
+                for piece in pieces:
+                    parts.append(way(self._network, piece, torch_rng))
+                    advance(1)
             ids = torch.cat(parts)
         texts = torch.full((count, *self.shape), PADDING, dtype=torch.float32)
         for row, (tokens, length) in enumerate(zip(ids, lengths.tolist(), strict=True)):
@@ -157,6 +165,11 @@ class TextPrior(InputPrior):
             drawn.append(torch.where(over, PADDING, token))
         found = torch.stack(drawn, 1)
         return torch.nn.functional.pad(found, (0, self._most - found.shape[1]), value=PADDING)
+
+
+def _shown(pieces: int) -> AbstractContextManager[Callable[[int], object]]:
+    """A progress bar, unless the caller knows how far it is after each piece."""
+    return nullcontext(lambda done: None) if pieces == 1 else progress("drawing texts", pieces)
 
 
 def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
