@@ -2,6 +2,7 @@
 
 import io
 import json
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from fedbayes.core import pretrained
 from fedbayes.errors import ConfigError, DataError, ModelError
-from fedbayes.inputs.texts import SHORTEST, TextPrior, text_inputs
+from fedbayes.inputs.texts import SHORTEST, TextPrior, by_frequency, text_inputs
 from fedbayes.models.others import language_model
 from tests.helpers.command_line import command
 from tests.helpers.others import WORDS, available, write_text_network
@@ -140,6 +141,15 @@ def test_without_a_language_model_tokens_are_by_frequency(tmp_path):
     chances = torch.zeros(SPECIALS + len(WORDS), dtype=torch.float64)
     chances[SPECIALS:] = 1 / (torch.arange(len(WORDS), dtype=torch.float64) + 3)
     frequencies(tokens, chances / chances.sum())
+
+
+def test_words_come_before_single_characters_and_unused_places():
+    tokens = ["[PAD]", "[unused1]", "!", ".", "a", "中", "the", "##s", "##ing", "Ġof", "▁und"]
+    words = MagicMock(all_special_ids=[0])
+    words.__len__.return_value = len(tokens)
+    words.convert_ids_to_tokens = lambda ids: [tokens[k] for k in ids]
+    found = [tokens[k] for k in by_frequency(words).tolist()]
+    assert found == [".", "the", "##ing", "Ġof", "▁und", "[unused1]", "!", "a", "中", "##s"]
 
 
 def test_texts_of_a_file(masked, tmp_path):

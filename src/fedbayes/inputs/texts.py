@@ -39,8 +39,7 @@ class TextPrior(InputPrior):
     fills a share of them in each of `STEPS` passes, in a random order. Lengths are uniform from
     `SHORTEST` to the longest; special tokens are where the tokenizer puts them. A network without a
     language model in its files draws nothing itself: then tokens are independent, and the k-th of
-    the vocabulary has a probability proportional to 1 / (k + 3) (Zipf's law; vocabularies are
-    ordered by frequency).
+    `by_frequency` has a probability proportional to 1 / (k + 3) (Zipf's law).
 
     Args:
         network: name of the pretrained network, or its folder.
@@ -75,6 +74,7 @@ class TextPrior(InputPrior):
         self._kept[len(words) :] = False
         self._start = words.bos_token_id
         if self._network is None:
+            self._ranked = by_frequency(words)
             self.assumes = (
                 "independent tokens by Zipf's law over the vocabulary, of uniform lengths: not "
                 "sentences"
@@ -111,10 +111,9 @@ class TextPrior(InputPrior):
 
     def _frequent(self, count: int, rng: torch.Generator) -> Tensor:
         """Independent tokens [count, most]."""
-        plain = self._kept.nonzero().flatten()
-        weights = 1 / (torch.arange(len(plain), dtype=torch.float64) + 3)
+        weights = 1 / (torch.arange(len(self._ranked), dtype=torch.float64) + 3)
         drawn = torch.multinomial(weights, count * self._most, replacement=True, generator=rng)
-        return plain[drawn].reshape(count, self._most)
+        return self._ranked[drawn].reshape(count, self._most)
 
     def _tokens(self, logits: Tensor, rng: torch.Generator, also: int | None = None) -> Tensor:
         """A token of each row of logits, none of them special but `also`."""
@@ -180,6 +179,29 @@ def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
         )
     logits: Tensor = answer.logits
     return logits
+
+
+def by_frequency(words: Any) -> Tensor:
+    """Tokens of a tokenizer but for special ones, as frequent ones first as can be told [K].
+
+    Vocabularies have words in the order of their frequency, but before them single characters of
+    all scripts and places that nobody uses, such as [unused7]. These come last here, and the full
+    stop and the comma first.
+    """
+    special = set(words.all_special_ids)
+    plain = [token for token in range(len(words)) if token not in special]
+
+    def order(token: str) -> int:
+        letters = token.strip(_MARKS)
+        return 0 if letters in _STOPS else 1 if letters.isalpha() and len(letters) > 1 else 2
+
+    orders = [order(token or "") for token in words.convert_ids_to_tokens(plain)]
+    return torch.tensor([token for _, token in sorted(zip(orders, plain, strict=True))])
+
+
+_MARKS, _STOPS = "#▁Ġ", (".", ",")
+"""What tokenizers put before letters, for the beginning or the middle of a word; and the most
+frequent characters of texts."""
 
 
 def special_tokens(words: Any) -> tuple[list[int], list[int]]:
