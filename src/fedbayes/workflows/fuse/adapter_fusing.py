@@ -297,8 +297,7 @@ class _AdapterFusion:
         pace = _Pace("least squares", self.watch, len(groups) * len(clients) * number)
         layers, saved = {}, dict(saved)
         ridge, said = self.settings.ridge, [list[Tensor]() for _ in clients]
-        training = self._training(base)
-        half = training is not None and in_half(training.precision, torch.device("cpu"))
+        half = self._half(base)
         for group in groups:
             known = base.speaks or bool(said[0])
             with arithmetic(half, torch.device("cpu")):
@@ -401,6 +400,11 @@ class _AdapterFusion:
         found: DistillationSettings | None = getattr(self.settings, "distillation", None)
         return None if base.speaks else found
 
+    def _half(self, base: BaseNetwork) -> bool:
+        """Whether clients are asked in bfloat16: where the fused network also trains in it."""
+        training = self._training(base)
+        return training is not None and in_half(training.precision, torch.device("cpu"))
+
     def _finish(
         self,
         base: BaseNetwork,
@@ -423,7 +427,7 @@ class _AdapterFusion:
             if found.step:
                 networks["fused"] = found.module
         self.watch("comparing with the ensemble")
-        scores, warmth = judged(networks, teacher, held_out)
+        scores, warmth = judged(networks, teacher, held_out, self._half(base))
         better = "fused" in scores and scores["fused"] <= scores[_SOLVED]
         if better:
             layers = changes_of(networks["fused"])
@@ -482,7 +486,10 @@ def _groups(layers: Sequence[str], inputs: Sequence[int], clients: int) -> list[
 
 @torch.no_grad()
 def judged(
-    networks: Mapping[str, nn.Module], teacher: Teacher, held_out: Sequence[Tensor]
+    networks: Mapping[str, nn.Module],
+    teacher: Teacher,
+    held_out: Sequence[Tensor],
+    half: bool = False,
 ) -> tuple[dict[str, float], dict[str, float]]:
     """KL(teacher ‖ network) in nats of each client and network, the mean over held-out answers; and
     the temperature of each network, which is that of the pooled teacher.
@@ -491,6 +498,7 @@ def judged(
         networks: by name, besides the clients.
         teacher: the clients together.
         held_out: inputs, in batches.
+        half: whether to ask clients in bfloat16.
 
     Returns:
         Both by name. Temperatures are 1 where no client has one.
@@ -501,7 +509,8 @@ def judged(
     wanted: list[Tensor] = []
     outputs: dict[str, list[Tensor]] = {name: [] for name in networks}
     for x in held_out:
-        clients = [client(x) for client in teacher.clients]
+        with arithmetic(half, x.device):
+            clients = [client(x).float() for client in teacher.clients]
         taught = teacher.of(clients)
         kind = teacher.likelihood(taught.shape[-1])
         count += len(taught)

@@ -16,7 +16,7 @@ from fedbayes.workflows.fuse.job import checked
 
 TABLE = "function."
 TRAINING = "function.distillation."
-OF_ADAPTERS = {"batch_size": 32, "lr": 3e-3, "held_out": 256, "checks": 4}
+OF_ADAPTERS = {"batch_size": 32, "lr": 3e-3, "held_out": 128, "checks": 3}
 SHORT = {"steps": 200, "draws": 2048}
 """Defaults of training adapters end to end, whose networks are large; the latter without a time
 limit. Chosen on tweets and reviews that no client has (`benchmarks/adapter_fusion.py --validation`,
