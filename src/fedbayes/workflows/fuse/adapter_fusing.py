@@ -297,7 +297,7 @@ class _AdapterFusion:
         pace = _Pace("least squares", self.watch, len(groups) * len(clients) * number)
         layers, saved = {}, dict(saved)
         ridge, said = self.settings.ridge, [list[Tensor]() for _ in clients]
-        half = self._half(base)
+        half = self._half(base) and ridge > 0  # rounding would hide what inputs do not determine
         for group in groups:
             known = base.speaks or bool(said[0])
             with arithmetic(half, torch.device("cpu")):
