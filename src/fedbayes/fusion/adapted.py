@@ -142,11 +142,12 @@ def second_moments(
     totals: dict[str, Tensor] = {}
     counts = dict.fromkeys(layers, 0)
     given: list[Tensor | None] = [None]
-    latest: list[tuple[Tensor, bool, Tensor, Tensor]] = []  # query, key and value have one input
+    latest: list[tuple[Tensor, object, Tensor, Tensor]] = []  # query, key and value have one input
 
     def add(name: str, _: nn.Module, got: tuple[Tensor, ...], __: Tensor) -> None:
         x, tokens = got[0], given[0]
-        if latest and latest[0][0] is x and latest[0][1] == (name in constant):
+        state = x._version, name in constant  # x may have been changed in place since
+        if latest and latest[0][0] is x and latest[0][1] == state:
             rows, found = latest[0][2:]
         else:
             rows = x
@@ -157,7 +158,7 @@ def second_moments(
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
             with torch.autocast(x.device.type, enabled=False):
                 found = (rows.T @ rows).double()
-            latest[:] = [(x, name in constant, rows, found)]
+            latest[:] = [(x, state, rows, found)]
         counts[name] += len(rows)
         totals[name] = totals[name] + found if name in totals else found
 

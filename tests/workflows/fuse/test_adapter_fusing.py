@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import fedbayes
+from fedbayes.core.devices import arithmetic
 from fedbayes.errors import ConfigError, ModelError
 from fedbayes.fusion import low_rank
 from fedbayes.fusion.adapted import adapted, second_moments
@@ -219,6 +220,32 @@ def test_an_adapter_here_answers_as_peft_does(bert, adapters):
         net(x).sum().backward()
         torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.1).step()
     assert digest_of(dict(base.state_dict())) == before
+
+
+class SharedInput(nn.Module):
+    """Two layers have one input; a third one has it after a change in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.value, self.out = (nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x):
+        x = x.clone()
+        x += self.query(x) * self.value(x)
+        return self.out(x)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_moments_of_layers_with_one_input(half):
+    """Their sums are in float32 also where the network computes in bfloat16."""
+    net, batches = SharedInput(), list(torch.randn(4, 8, 3))
+    wanted = {"query": torch.cat(batches), "value": torch.cat(batches)}
+    with torch.no_grad(), arithmetic(half, torch.device("cpu")):
+        found = second_moments(net, ["query", "value", "out"], batches, lambda x: None)
+        wanted["out"] = torch.cat([x + net.query(x) * net.value(x) for x in batches])
+    for name, rows in wanted.items():
+        moments = rows.double().T @ rows.double() / len(rows)
+        torch.testing.assert_close(found[name], moments, rtol=1e-5, atol=1e-5)
 
 
 def fuse(adapters, out, *options):

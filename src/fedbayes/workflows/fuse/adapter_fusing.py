@@ -249,8 +249,8 @@ class _AdapterFusion:
         if found.speaks and (self.job.minutes or "distillation" in self.job.settings):
             what = "--minutes has" if self.job.minutes else f"{TRAINING}* settings have"
             raise ConfigError(
-                f"{what} no effect on a language model, whose outputs for all tokens need "
-                "too much memory for training end to end. Leave them out"
+                f"{what} no effect on a language model: it is not trained end to end, since its "
+                "outputs for all tokens need too much memory"
             )
         self._check_counts(0 if found.likelihood is None else found.likelihood.target.classes)
         return found
