@@ -182,7 +182,7 @@ def _logits(model: LanguageNetwork, x: Tensor) -> Tensor:
 
 
 def by_frequency(words: Any) -> Tensor:
-    """Tokens of a tokenizer but for special ones, as frequent ones first as can be told [K].
+    """Tokens of a tokenizer without its special ones [K], the most frequent first, as far as known.
 
     Vocabularies have words in the order of their frequency, but before them single characters of
     all scripts and places that nobody uses, such as [unused7]. These come last here, and the full

@@ -36,7 +36,7 @@ _READING = set(SourceSettings.model_fields) - {"dir", "path", "more", "query", "
 
 
 def program_inputs(preprocessing: Preprocessing) -> str:
-    """What a program that sees samples so takes."""
+    """What a program with this preprocessing takes."""
     return PROGRAM_INPUTS if preprocessing.tokens is None else TOKENS_INPUTS
 
 
